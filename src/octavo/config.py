@@ -1,0 +1,94 @@
+"""Configuration: one frozen object, built once from command line, file and environment, patched by nobody.
+
+The only module that reads environment variables. `None` means "decided when the model is known"; what was decided
+stands in `octavo.engine.build.EnginePlan`, never here.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Literal
+
+from octavo.errors import ConfigError
+
+DEFAULT_MODEL = "smollm2"
+Dtype = Literal["auto", "float32", "bfloat16"]
+KVDtype = Literal["auto", "bfloat16", "float32"]
+ExecutorName = Literal["auto", "cpu", "reference", "fake"]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """What one engine is to be. Raises ConfigError on construction, naming the option."""
+
+    model: str = DEFAULT_MODEL  # alias, path to a .gguf, path to a folder, or hub id owner/name[:file]
+    executor: ExecutorName = "auto"  # auto: cpu, or fake for the model "fake"
+    dtype: Dtype = "auto"  # form of weights the file holds unquantised; auto: bfloat16 unless the file is float32
+    kv_cache_dtype: KVDtype = "auto"  # auto: bfloat16
+    block_size: int = 16  # tokens a block; the cpu executor takes multiples of 16
+    max_model_len: int | None = None  # tokens of prompt and answer together
+    max_num_seqs: int = 64  # sequences in one step
+    max_num_batched_tokens: int = 512  # tokens in one step
+    num_gpu_blocks_override: int | None = None  # vLLM's name: blocks in the pool, whatever the memory says
+    kv_cache_memory_bytes: int | None = None
+    gpu_memory_utilization: float = 0.5  # on a CPU: the share of the memory available to this process KV may grow to
+    enable_prefix_caching: bool = True
+    watermark: float = 0.01  # share of the pool kept free when a new request is admitted
+    seed: int = 0  # of the engine's own generator, from which requests without a seed draw one
+    num_threads: int | None = None  # None: physical cores in the affinity mask, capped by the cgroup's quota
+    isa: str | None = None  # forced instruction set (OCTAVO_ISA); None: best
+    max_queue: int = 512  # requests waiting before 429
+
+    def __post_init__(self) -> None:
+        _at_least("block_size", self.block_size, 1)
+        _at_least("max_num_seqs", self.max_num_seqs, 1)
+        _at_least("max_num_batched_tokens", self.max_num_batched_tokens, 1)
+        _at_least("max_queue", self.max_queue, 1)
+        for name in ("max_model_len", "num_gpu_blocks_override", "kv_cache_memory_bytes", "num_threads"):
+            value = getattr(self, name)
+            if value is not None:
+                _at_least(name, value, 1)
+        if not 0.0 < self.gpu_memory_utilization <= 1.0:
+            raise ConfigError(
+                f"gpu_memory_utilization is {self.gpu_memory_utilization}; it must be above 0, up to 1",
+                param="gpu_memory_utilization",
+            )
+        if not 0.0 <= self.watermark < 1.0:
+            raise ConfigError(f"watermark is {self.watermark}; it must be from 0 to below 1", param="watermark")
+        for name, allowed in (
+            ("executor", ("auto", "cpu", "reference", "fake")),
+            ("dtype", ("auto", "float32", "bfloat16")),
+            ("kv_cache_dtype", ("auto", "bfloat16", "float32")),
+        ):
+            if getattr(self, name) not in allowed:
+                raise ConfigError(f"{name} is {getattr(self, name)!r}; it may be {', '.join(allowed)}", param=name)
+
+    @classmethod
+    def from_options(cls, options: Mapping[str, Any]) -> EngineConfig:
+        """Builds from names and values; a misspelt name is an error that suggests the nearest."""
+        known = {field.name for field in fields(cls)}
+        for name in options:
+            if name not in known:
+                near = get_close_matches(name, known, n=1)
+                hint = f"; did you mean {near[0]}?" if near else ""
+                raise ConfigError(f"there is no option {name!r}{hint}", param=name)
+        return cls(**options)
+
+
+def octavo_home(environ: Mapping[str, str] = os.environ) -> Path:
+    """Where models are kept: OCTAVO_HOME, else ~/.cache/octavo."""
+    return Path(environ.get("OCTAVO_HOME") or Path.home() / ".cache" / "octavo")
+
+
+def forced_isa(environ: Mapping[str, str] = os.environ) -> str | None:
+    """OCTAVO_ISA: the instruction set to use whatever the processor offers."""
+    return environ.get("OCTAVO_ISA") or None
+
+
+def _at_least(name: str, value: object, low: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < low:
+        raise ConfigError(f"{name} is {value!r}; it must be a whole number of at least {low}", param=name)

@@ -1,0 +1,80 @@
+"""Every error a user can meet, as one tree. Nothing here knows HTTP beyond a status number.
+
+    OctavoError
+    ├── RequestError          one request's fault; the engine goes on
+    │   ├── BadRequest   400
+    │   ├── Unauthorized 401
+    │   ├── NotFound     404
+    │   ├── TooLarge     413
+    │   └── QueueFull    429  carries retry_after_seconds
+    ├── ConfigError           an option, or two that clash
+    ├── ModelFileError        a file that is truncated, corrupt or of an unknown kind; names file and part
+    ├── EngineDead       503  the engine process ended or does not answer
+    └── InternalError    500  one request met a fault of ours; the others go on
+
+A message says what was asked, what the limit is, and what to change.
+"""
+
+from __future__ import annotations
+
+
+class OctavoError(Exception):
+    """Root of the tree. `status` is the HTTP status a server answers with."""
+
+    status: int = 500
+    error_type: str = "internal_error"
+
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param  # the request field or option at fault, where there is one
+        self.code = code  # a short machine-readable word, where there is one
+
+
+class RequestError(OctavoError):
+    status = 400
+    error_type = "invalid_request_error"
+
+
+class BadRequest(RequestError):
+    pass
+
+
+class Unauthorized(RequestError):
+    status = 401
+    error_type = "authentication_error"
+
+
+class NotFound(RequestError):
+    status = 404
+    error_type = "not_found_error"
+
+
+class TooLarge(RequestError):
+    status = 413
+
+
+class QueueFull(RequestError):
+    status = 429
+    error_type = "rate_limit_error"
+
+    def __init__(self, message: str, *, retry_after_seconds: int = 1) -> None:
+        super().__init__(message, code="queue_full")
+        self.retry_after_seconds = retry_after_seconds
+
+
+class ConfigError(OctavoError):
+    pass
+
+
+class ModelFileError(OctavoError):
+    pass
+
+
+class EngineDead(OctavoError):
+    status = 503
+    error_type = "service_unavailable"
+
+
+class InternalError(OctavoError):
+    pass

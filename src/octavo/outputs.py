@@ -1,0 +1,58 @@
+"""What comes out of the engine: deltas for streams, whole answers for `LLM`. Plain data, msgpack-ready."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log-probabilities at one position, of the model's own distribution (before penalties and temperature)."""
+
+    token_id: int
+    logprob: float  # natural logarithm, finite; the same float as in `top` where the token is in it
+    top: tuple[tuple[int, float], ...] = ()  # (token id, logprob), best first, ties by lower id
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceDelta:
+    """What one step added to one sample of a request; a finished sample sends exactly one with a finish_reason."""
+
+    request_id: str
+    index: int  # the sample's number in its request, 0..n-1
+    text: str  # whole characters only; what may be the start of a stop string is held back
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...] = ()  # one a token, where asked for
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None  # the stop string or stop token id that ended it; None for EOS and length
+    error: str | None = None  # set with finish_reason "error"
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None  # once, with the first delta; first entry None
+
+
+@dataclass(slots=True)
+class CompletionOutput:
+    """One sample, whole."""
+
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+
+
+@dataclass(slots=True)
+class RequestOutput:
+    """One request, whole: what `LLM.generate` returns, in the order of the prompts."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    num_cached_tokens: int = 0
+    prompt_logprobs: list[TokenLogprobs | None] | None = None

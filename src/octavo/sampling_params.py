@@ -1,0 +1,124 @@
+"""How the tokens of one request are chosen. Checks every bound itself; knows no engine.
+
+Limits that depend on a model (vocabulary, context) are checked by `check_against_model`, which every way
+in passes: the server's door, `LLM`, and the engine.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from octavo.errors import BadRequest
+
+MAX_N = 128
+MAX_LOGPROBS = 20
+MAX_STOP_STRINGS = 64
+MAX_STOP_STRING_BYTES = 1024
+MAX_STOP_TOKEN_IDS = 1024
+MAX_LOGIT_BIAS = 1024
+GREEDY_TEMPERATURE = 1e-5  # below it, dividing logits overflows float32; the limit of the softmax is the argmax
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """Raises BadRequest (with `param`) on construction when a value is out of its bounds."""
+
+    n: int = 1  # samples of one prompt, 1..128
+    temperature: float = 1.0  # 0..2; below 1e-5 greedy
+    top_p: float = 1.0  # (0, 1]
+    top_k: int = 0  # 0 or -1: all
+    min_p: float = 0.0  # [0, 1]
+    repetition_penalty: float = 1.0  # (0, 10], over prompt and output
+    presence_penalty: float = 0.0  # [-2, 2], over output
+    frequency_penalty: float = 0.0  # [-2, 2], over output
+    logit_bias: Mapping[int, float] = field(default_factory=dict)  # token id -> [-100, 100]
+    seed: int | None = None  # 64 bits, signed or unsigned; None: the engine draws one
+    max_tokens: int | None = None  # None: until the context is full
+    min_tokens: int = 0  # end and stop tokens are masked until then
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    logprobs: int | None = None  # how many alternatives beside the token's own; 0..20
+    prompt_logprobs: int | None = None  # the same at prompt positions; such a request takes no prefix hits
+    skip_special_tokens: bool = True
+
+    def __post_init__(self) -> None:
+        _whole("n", self.n, 1, MAX_N)
+        _real("temperature", self.temperature, 0.0, 2.0)
+        _real("top_p", self.top_p, 0.0, 1.0, open_low=True)
+        _whole("top_k", self.top_k, -1, 2**31 - 1)
+        _real("min_p", self.min_p, 0.0, 1.0)
+        _real("repetition_penalty", self.repetition_penalty, 0.0, 10.0, open_low=True)
+        _real("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _real("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        _count("logit_bias", len(self.logit_bias), MAX_LOGIT_BIAS)
+        for token_id, bias in self.logit_bias.items():
+            _whole("logit_bias", token_id, 0, 2**31 - 1)
+            _real("logit_bias", bias, -100.0, 100.0)
+        if self.seed is not None:
+            _whole("seed", self.seed, -(2**63), 2**64 - 1)
+        if self.max_tokens is not None:
+            _whole("max_tokens", self.max_tokens, 0 if self.prompt_logprobs is not None else 1, 2**31 - 1)
+        _whole("min_tokens", self.min_tokens, 0, 2**31 - 1)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise BadRequest(
+                f"min_tokens is {self.min_tokens}, max_tokens is {self.max_tokens}; lower min_tokens",
+                param="min_tokens",
+            )
+        _count("stop", len(self.stop), MAX_STOP_STRINGS)
+        for text in self.stop:
+            if not isinstance(text, str) or not text:
+                raise BadRequest("stop must hold non-empty strings", param="stop")
+            if len(text.encode("utf-8", "surrogatepass")) > MAX_STOP_STRING_BYTES:
+                raise BadRequest(f"a stop string may have {MAX_STOP_STRING_BYTES} bytes; shorten it", param="stop")
+        _count("stop_token_ids", len(self.stop_token_ids), MAX_STOP_TOKEN_IDS)
+        for token_id in self.stop_token_ids:
+            _whole("stop_token_ids", token_id, 0, 2**31 - 1)
+        for name, value in (("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)):
+            if value is not None:
+                _whole(name, value, 0, MAX_LOGPROBS)
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature < GREEDY_TEMPERATURE
+
+    def check_against_model(self, vocab_size: int) -> None:
+        """Raises BadRequest when a token id named here is not in the vocabulary."""
+        for name, ids in (("logit_bias", self.logit_bias), ("stop_token_ids", self.stop_token_ids)):
+            for token_id in ids:
+                if token_id >= vocab_size:
+                    raise BadRequest(
+                        f"{name} names token {token_id}, the vocabulary ends at {vocab_size - 1}",
+                        param=name,
+                    )
+
+
+def _whole(name: str, value: object, low: int, high: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise BadRequest(f"{name} must be a whole number", param=name)
+    if not low <= value <= high:
+        raise BadRequest(f"{name} is {_short(value)}; it must be from {low} to {high}", param=name)
+
+
+def _real(name: str, value: object, low: float, high: float, *, open_low: bool = False) -> None:
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise BadRequest(f"{name} must be a number", param=name)
+    inside = (low < value if open_low else low <= value) and value <= high
+    if not (inside and math.isfinite(value)):
+        above = "above" if open_low else "from"
+        raise BadRequest(f"{name} is {_short(value)}; it must be {above} {low:g} to {high:g}", param=name)
+
+
+def _count(name: str, count: int, limit: int) -> None:
+    if count > limit:
+        raise BadRequest(f"{name} has {count} entries, the limit is {limit}; send fewer", param=name)
+
+
+def _short(value: float) -> str:
+    """A number as text, bounded: an integer of 10^5 digits must not be printed (nor converted)."""
+    if isinstance(value, int) and abs(value) >= 2**70:
+        return "a number of more than 21 digits"
+    return f"{value:g}" if isinstance(value, float) else str(value)
