@@ -99,7 +99,7 @@ class Rope:
 
 @dataclass(frozen=True, slots=True)
 class WriteKV:
-    """Store k and v [rows, num_kv_heads * head_dim] of `layer` at the step's slots, in the cache's type; slot -1: skip."""
+    """Store k, v [rows, num_kv_heads * head_dim] of `layer` at the step's slots, in the cache's type; slot -1: skip."""
 
     layer: int
     k: str
