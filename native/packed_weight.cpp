@@ -1,0 +1,100 @@
+#include "packed_weight.h"
+
+#include <stdexcept>
+
+#include "memory.h"
+
+namespace octavo {
+
+TensorType tensor_type_from(const std::string& name) {
+  if (name == "F32") return TensorType::kF32;
+  if (name == "F16") return TensorType::kF16;
+  if (name == "BF16") return TensorType::kBF16;
+  if (name == "Q8_0") return TensorType::kQ8_0;
+  if (name == "Q4_0") return TensorType::kQ4_0;
+  if (name == "Q4_1") return TensorType::kQ4_1;
+  throw std::invalid_argument("tensor type " + name + " cannot be packed; known: F32, F16, BF16, Q8_0, Q4_0, Q4_1");
+}
+
+Form form_from(const std::string& name) {
+  if (name == "f32") return Form::kF32;
+  if (name == "bf16") return Form::kBF16;
+  if (name == "int8") return Form::kInt8;
+  if (name == "int4") return Form::kInt4;
+  throw std::invalid_argument("weight form " + name + " is unknown; known: f32, bf16, int8, int4");
+}
+
+const char* form_name(Form form) {
+  switch (form) {
+    case Form::kF32: return "f32";
+    case Form::kBF16: return "bf16";
+    case Form::kInt8: return "int8";
+    case Form::kInt4: return "int4";
+  }
+  return "";
+}
+
+namespace {
+
+struct BlockShape {
+  int64_t values;
+  size_t bytes;
+};
+
+BlockShape block_shape(TensorType type) {
+  switch (type) {
+    case TensorType::kF32: return {1, 4};
+    case TensorType::kF16: return {1, 2};
+    case TensorType::kBF16: return {1, 2};
+    case TensorType::kQ8_0: return {32, 34};
+    case TensorType::kQ4_0: return {32, 18};
+    case TensorType::kQ4_1: return {32, 20};
+  }
+  return {1, 4};
+}
+
+// Quantised blocks keep their bits: they become the integer form of their width and nothing else.
+bool can_become(TensorType type, Form form) {
+  switch (type) {
+    case TensorType::kQ8_0: return form == Form::kInt8;
+    case TensorType::kQ4_0:
+    case TensorType::kQ4_1: return form == Form::kInt4;
+    default: return form == Form::kF32 || form == Form::kBF16;
+  }
+}
+
+}  // namespace
+
+size_t tensor_bytes(TensorType type, int64_t rows, int64_t cols) {
+  const BlockShape block = block_shape(type);
+  if (rows < 0 || cols < 0 || cols % block.values != 0) {
+    throw std::invalid_argument("rows of " + std::to_string(cols) + " values are not whole blocks of " +
+                                std::to_string(block.values));
+  }
+  return static_cast<size_t>(rows) * static_cast<size_t>(cols / block.values) * block.bytes;
+}
+
+PackedWeight::PackedWeight(const Kernels& kernels, TensorType type, Form form, int64_t rows, int64_t cols)
+    : kernels_(&kernels), weight_{}, mapped_bytes_(0) {
+  if (rows < 1 || cols < 1) throw std::invalid_argument("a weight needs at least one row and one column");
+  if (!can_become(type, form)) {
+    throw std::invalid_argument(std::string("this tensor type cannot be held as ") + form_name(form));
+  }
+  tensor_bytes(type, rows, cols);
+  weight_.form = form;
+  weight_.has_min = type == TensorType::kQ4_1;
+  weight_.rows = rows;
+  weight_.cols = cols;
+  weight_.num_panels = (rows + kPanelRows - 1) / kPanelRows;
+  weight_.panel_bytes = kernels.panel_bytes(form, weight_.has_min, cols);
+  mapped_bytes_ = num_bytes();
+  weight_.data = static_cast<uint8_t*>(map_memory(mapped_bytes_));
+}
+
+PackedWeight::~PackedWeight() { unmap_memory(weight_.data, mapped_bytes_); }
+
+void PackedWeight::pack(const uint8_t* raw, TensorType type, int64_t begin, int64_t end) const {
+  kernels_->pack(raw, type, weight_, begin, end);
+}
+
+}  // namespace octavo

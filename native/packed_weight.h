@@ -1,0 +1,39 @@
+// A weight with its memory: what Python holds of a matrix once it is packed. Immutable after packing.
+#pragma once
+
+#include <string>
+
+#include "dispatch.h"
+#include "kernels.h"
+
+namespace octavo {
+
+TensorType tensor_type_from(const std::string& name);  // throws std::invalid_argument
+Form form_from(const std::string& name);               // "f32", "bf16", "int8", "int4"; throws std::invalid_argument
+const char* form_name(Form form);
+
+// Bytes a tensor of this type and shape has in its file. Throws where rows are not whole quantised blocks.
+size_t tensor_bytes(TensorType type, int64_t rows, int64_t cols);
+
+class PackedWeight {
+ public:
+  // Allocates, packs nothing. Throws std::invalid_argument for a type that cannot become this form.
+  PackedWeight(const Kernels& kernels, TensorType type, Form form, int64_t rows, int64_t cols);
+  ~PackedWeight();
+  PackedWeight(const PackedWeight&) = delete;
+  PackedWeight& operator=(const PackedWeight&) = delete;
+
+  const Kernels& kernels() const { return *kernels_; }
+  const Weight& weight() const { return weight_; }
+  size_t num_bytes() const { return weight_.panel_bytes * static_cast<size_t>(weight_.num_panels); }
+
+  // Packs panels [begin, end) from the file's bytes.
+  void pack(const uint8_t* raw, TensorType type, int64_t begin, int64_t end) const;
+
+ private:
+  const Kernels* kernels_;
+  Weight weight_;
+  size_t mapped_bytes_;
+};
+
+}  // namespace octavo
