@@ -18,6 +18,22 @@ class TokenLogprobs:
 
 
 @dataclass(frozen=True, slots=True)
+class RequestTimings:
+    """What a whole request went through. Times are seconds of the engine's monotonic clock (one clock per host)."""
+
+    arrival_time: float
+    first_scheduled_time: float | None  # None: it never ran
+    first_token_time: float | None  # None: it ended before its first token
+    finished_time: float
+    num_prompt_tokens: int
+    num_cached_tokens: int  # of the prompt, found in the prefix cache
+    num_generation_tokens: int  # over all samples
+    max_num_generation_tokens: int  # of the longest sample
+    num_samples: int  # n
+    max_tokens: int  # as clamped to the room
+
+
+@dataclass(frozen=True, slots=True)
 class SequenceDelta:
     """What one step added to one sample of a request; a finished sample sends exactly one with a finish_reason."""
 
@@ -32,6 +48,7 @@ class SequenceDelta:
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None  # once, with the first delta; first entry None
+    timings: RequestTimings | None = None  # once a request: on the delta that ends its last sample
 
 
 @dataclass(slots=True)

@@ -1,0 +1,265 @@
+"""The server's handle on the engine process: starts it, feeds it, hands its outputs to whoever waits for them.
+
+Refuses to wait for what cannot come: when the engine process ends, for whatever reason, every waiting iterator raises
+EngineDead at once, and `died` is set. One event loop owns an AsyncEngine; nothing here is thread-safe. Invariants: a
+request is known from `generate` until its iterator ends; an iterator that ends early aborts its request; memory for
+unread outputs is bounded; no engine process outlives `stop`, nor its parent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+import sys
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+
+from octavo.config import EngineConfig
+from octavo.engine import frames
+from octavo.engine.engine_request import EngineRequest
+from octavo.engine.info import EngineInfo, EngineStats
+from octavo.engine.mailbox import MAX_UNREAD_BYTES, Mailbox
+from octavo.errors import BadRequest, EngineDead, OctavoError, QueueFull
+from octavo.outputs import SequenceDelta
+
+ENGINE_COMMAND = (sys.executable, "-P", "-m", "octavo.engine.process")  # -P: the working folder's files are not ours
+HEARTBEAT_LIMIT_SECONDS = 10.0
+MAX_UNSENT_BYTES = 2 * frames.MAX_FRAME_BYTES  # towards an engine that does not read
+STOP_TIMEOUT_SECONDS = 5.0
+
+ProgressCallback = Callable[[str, float], None]  # stage for people, fraction 0..1
+
+
+class AsyncEngine:
+    """Made by `start`, ended by `stop` (or `async with`)."""
+
+    def __init__(
+        self,
+        process: asyncio.subprocess.Process,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        info: EngineInfo,
+        *,
+        heartbeat_limit_seconds: float = HEARTBEAT_LIMIT_SECONDS,
+        max_unread_bytes: int = MAX_UNREAD_BYTES,
+    ) -> None:
+        self.info = info
+        self.died = asyncio.Event()  # set when the engine ended without being asked to
+        self.failure = ""  # why, for people
+        self._process = process
+        self._reader = reader
+        self._writer = writer
+        self._heartbeat_limit_seconds = heartbeat_limit_seconds
+        self._max_unread_bytes = max_unread_bytes
+        self._mailboxes: dict[str, Mailbox] = {}
+        self._stats = EngineStats(time=time.monotonic(), num_blocks_total=info.num_blocks)
+        self._heard_time = time.monotonic()
+        self._is_stopping = False
+        self._reading = asyncio.create_task(self._read(), name="octavo engine reader")
+
+    @classmethod
+    async def start(
+        cls,
+        config: EngineConfig,
+        *,
+        progress: ProgressCallback | None = None,
+        command: Sequence[str] = ENGINE_COMMAND,
+        heartbeat_limit_seconds: float = HEARTBEAT_LIMIT_SECONDS,
+        max_unread_bytes: int = MAX_UNREAD_BYTES,
+    ) -> AsyncEngine:
+        """Starts the process and waits until the model is ready.
+
+        Raises what the process reports (ConfigError, ModelFileError), or EngineDead when it ends without a word.
+        """
+        process, reader, writer = await _spawn(command)
+        try:
+            writer.write(frames.encode(frames.Start(config)))
+            info = await _until_ready(reader, progress)
+        except BaseException as error:
+            await _end_process(process, writer, timeout_seconds=0.0)
+            if isinstance(error, frames.FrameError | OSError):
+                raise EngineDead(f"the engine process failed to start: {error}") from error
+            raise
+        return cls(
+            process,
+            reader,
+            writer,
+            info,
+            heartbeat_limit_seconds=heartbeat_limit_seconds,
+            max_unread_bytes=max_unread_bytes,
+        )
+
+    async def __aenter__(self) -> AsyncEngine:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def num_requests(self) -> int:
+        """Iterators that have not ended."""
+        return len(self._mailboxes)
+
+    def stats(self) -> EngineStats:
+        """The latest that the engine sent: at most a second old while it is healthy."""
+        return self._stats
+
+    def heartbeat_age_seconds(self) -> float:
+        """Since the step loop was last heard."""
+        return time.monotonic() - self._heard_time
+
+    def is_healthy(self) -> bool:
+        """The process lives and its step loop was heard lately. Load does not matter."""
+        alive = not self.died.is_set() and not self._is_stopping
+        return alive and self.heartbeat_age_seconds() < self._heartbeat_limit_seconds
+
+    async def generate(self, request: EngineRequest) -> AsyncGenerator[list[SequenceDelta], None]:
+        """Yields deltas as they come, at most one a sample each time; ends after each sample's finish_reason.
+
+        Closing it early aborts the request. Raises BadRequest or QueueFull when the engine refuses the request,
+        EngineDead, and RequestError (code slow_reader) when deltas are left unread for too long.
+        """
+        if request.request_id in self._mailboxes:
+            raise BadRequest(f"request id {request.request_id!r} is in use; ids inside the engine are unique")
+        frame = frames.encode(frames.Add(request))
+        mailbox = Mailbox(request.sampling.n, self._max_unread_bytes)
+        self._mailboxes[request.request_id] = mailbox
+        try:
+            self._send(frame)
+            while True:
+                yield await mailbox.take()
+                if mailbox.is_finished:
+                    return
+        finally:
+            del self._mailboxes[request.request_id]
+            if not mailbox.is_finished:
+                self._abort_quietly(request.request_id)
+
+    def abort(self, request_id: str) -> None:
+        """Ends a request; its iterator gets deltas with finish_reason "abort". Idempotent; unknown ids do nothing."""
+        if request_id in self._mailboxes:
+            self._abort_quietly(request_id)
+
+    async def stop(self, timeout_seconds: float = STOP_TIMEOUT_SECONDS) -> None:
+        """Ends the process (SIGTERM, after the timeout SIGKILL) and every iterator. Idempotent."""
+        self._is_stopping = True
+        self._fail_all(EngineDead("the server is shutting down; try another one"))
+        await _end_process(self._process, self._writer, timeout_seconds=timeout_seconds)
+        await asyncio.wait([self._reading])
+
+    def _send(self, frame: bytes) -> None:
+        if self._is_stopping or self.died.is_set() or self._writer.is_closing():
+            raise EngineDead(self.failure or "the engine process is not running; restart the server")
+        if self._writer.transport.get_write_buffer_size() > MAX_UNSENT_BYTES:
+            raise QueueFull("the engine takes no more requests for the moment; try again later")
+        self._writer.write(frame)
+
+    def _abort_quietly(self, request_id: str) -> None:
+        with contextlib.suppress(OctavoError):  # a dead engine has nothing to abort
+            self._send(frames.encode(frames.Abort(request_id)))
+
+    async def _read(self) -> None:
+        """Until the channel ends: the life of the engine as seen from here."""
+        reason = ""
+        try:
+            while (message := await frames.read_frame(self._reader)) is not None:
+                self._heard_time = time.monotonic()
+                if isinstance(message, frames.Fatal):
+                    reason = message.message
+                else:
+                    self._dispatch(message)
+        except (frames.FrameError, OSError) as error:
+            reason = str(error)
+        except Exception as error:  # a fault of this module: the same as a lost engine, never a silent hang
+            reason = f"{type(error).__name__} while reading from the engine"
+        finally:
+            self._on_end(reason)
+
+    def _on_end(self, reason: str) -> None:
+        if self._is_stopping:
+            return
+        self.failure = "the engine process ended" + (f" ({reason})" if reason else "") + "; restart the server"
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+        self._writer.close()
+        self.died.set()
+        self._fail_all(EngineDead(self.failure))
+
+    def _dispatch(self, message: frames.FromEngine) -> None:
+        match message:
+            case frames.StepDone(deltas=deltas):
+                for delta in deltas:
+                    self._deliver(delta)
+            case frames.Heartbeat(stats=stats):
+                self._stats = stats
+            case frames.Rejected(request_id=request_id, error=error):
+                if (mailbox := self._mailboxes.get(request_id)) is not None:
+                    mailbox.fail(error.to_error())
+            case _:
+                raise frames.FrameError(f"the engine sent {type(message).__name__} while running")
+
+    def _deliver(self, delta: SequenceDelta) -> None:
+        mailbox = self._mailboxes.get(delta.request_id)
+        if mailbox is not None and not mailbox.put(delta):  # None: aborted meanwhile
+            self._abort_quietly(delta.request_id)
+
+    def _fail_all(self, error: EngineDead) -> None:
+        for mailbox in self._mailboxes.values():
+            mailbox.fail(error)
+
+
+async def _spawn(
+    command: Sequence[str],
+) -> tuple[asyncio.subprocess.Process, asyncio.StreamReader, asyncio.StreamWriter]:
+    ours, theirs = socket.socketpair()
+    try:
+        with theirs:
+            process = await asyncio.create_subprocess_exec(
+                *command, str(theirs.fileno()), pass_fds=(theirs.fileno(),), stdin=asyncio.subprocess.DEVNULL
+            )
+        reader, writer = await asyncio.open_unix_connection(sock=ours)
+    except BaseException:
+        ours.close()
+        raise
+    return process, reader, writer
+
+
+async def _until_ready(reader: asyncio.StreamReader, progress: ProgressCallback | None) -> EngineInfo:
+    while (message := await frames.read_frame(reader)) is not None:
+        match message:
+            case frames.Ready(info=info):
+                return info
+            case frames.Failed(error=error):
+                raise error.to_error()
+            case frames.Progress(stage=stage, fraction=fraction):
+                if progress is not None:
+                    progress(stage, fraction)
+            case frames.Fatal(message=text):
+                raise EngineDead(f"the engine process failed to start: {text}")
+            case frames.Heartbeat():
+                pass
+            case _:
+                raise frames.FrameError(f"{type(message).__name__} came before the engine was ready")
+    raise EngineDead("the engine process ended before it was ready; its last words are on stderr")
+
+
+async def _end_process(
+    process: asyncio.subprocess.Process, writer: asyncio.StreamWriter, *, timeout_seconds: float
+) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        process.send_signal(signal.SIGTERM if timeout_seconds > 0 else signal.SIGKILL)
+    try:
+        await asyncio.wait_for(asyncio.shield(process.wait()), max(timeout_seconds, STOP_TIMEOUT_SECONDS))
+    except TimeoutError:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+    writer.close()
+    with contextlib.suppress(OSError):
+        await writer.wait_closed()
