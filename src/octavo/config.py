@@ -89,6 +89,11 @@ def forced_isa(environ: Mapping[str, str] = os.environ) -> str | None:
     return environ.get("OCTAVO_ISA") or None
 
 
+def environment_api_key(environ: Mapping[str, str] = os.environ) -> str | None:
+    """OCTAVO_API_KEY: the key clients must send, kept out of the command line because arguments show in ps."""
+    return environ.get("OCTAVO_API_KEY") or None
+
+
 def _at_least(name: str, value: object, low: int) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or value < low:
         raise ConfigError(f"{name} is {value!r}; it must be a whole number of at least {low}", param=name)

@@ -1,0 +1,148 @@
+"""The `octavo` command: a group whose commands are imported when they are called.
+
+Promise: `octavo --help` and `octavo --version` import click and nothing else of weight; a mistake of the user is one
+line on stderr, `octavo: error: ...`, with exit code 1 (2 when the command line itself is wrong), never a traceback;
+Ctrl-C ends quietly with 130, a closed pipe with 1. Faults of ours keep their traceback.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from difflib import get_close_matches
+from importlib import import_module
+from typing import Any, NoReturn
+
+import click
+
+from octavo.errors import OctavoError
+
+INTERRUPTED = 130
+# name -> (module, its function, what it does): listed here so that --help imports none of them.
+COMMANDS: dict[str, tuple[str, str]] = {
+    "serve": ("octavo.cli.serve", "Serve a model over an OpenAI-compatible API."),
+    "chat": ("octavo.cli.chat", "Talk with a model in the terminal."),
+    "run": ("octavo.cli.run", "Print one answer to stdout."),
+    "pull": ("octavo.cli.models", "Fetch a model."),
+    "ls": ("octavo.cli.models", "List the models kept here."),
+    "rm": ("octavo.cli.models", "Delete a model kept here."),
+    "blocks": ("octavo.cli.blocks", "Show, step by step, how a KV cache is paged."),
+    "bench": ("octavo.cli.bench", "Measure a model's speed on this machine."),
+}
+
+
+class OctavoGroup(click.Group):
+    """Commands by name, imported late; every way out of the program in one place."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        if cmd_name not in COMMANDS:
+            return None
+        module, _ = COMMANDS[cmd_name]
+        command: click.Command = getattr(import_module(module), f"{cmd_name}_command")
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and not args[0].startswith("-") and args[0] not in COMMANDS:
+            near = get_close_matches(args[0], COMMANDS, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(COMMANDS)}"
+            raise click.UsageError(f"there is no command {args[0]!r}; {hint}", ctx)
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, words) for name, (_, words) in COMMANDS.items()])
+
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        **extra: Any,
+    ) -> Any:
+        """Always ends by SystemExit; `standalone_mode` is click's and changes nothing here."""
+        del standalone_mode
+        try:
+            code = super().main(args, prog_name or "octavo", complete_var, standalone_mode=False, **extra)
+        except click.exceptions.NoSuchOption as error:
+            _fail(_no_such_option(error, args), 2, error.ctx)
+        except click.UsageError as error:
+            _fail(_plain(error.format_message()), 2, error.ctx)
+        except click.ClickException as error:
+            _fail(_plain(error.format_message()), 1)
+        except click.Abort:
+            sys.exit(INTERRUPTED)
+        except OctavoError as error:
+            _fail(error.message, 1)
+        sys.exit(code if isinstance(code, int) else 0)
+
+
+def _fail(message: str, code: int, ctx: click.Context | None = None) -> NoReturn:
+    """One line, whatever the message holds."""
+    line = " ".join(message.split())
+    if ctx is not None and code == 2:
+        line += f" (see {ctx.command_path} --help)"
+    click.secho("octavo: error: ", fg="red", bold=True, nl=False, err=True)
+    click.echo(line, err=True)
+    sys.exit(code)
+
+
+def _plain(message: str) -> str:
+    """Click's sentence in our form: no capital, no full stop."""
+    message = message.strip().removesuffix(".")
+    return message[:1].lower() + message[1:]
+
+
+def _no_such_option(error: click.exceptions.NoSuchOption, args: Sequence[str] | None) -> str:
+    from octavo.cli.options import NOT_HERE
+
+    given = [arg.split("=")[0] for arg in (sys.argv[1:] if args is None else args) if arg.startswith("-")]
+    wrong = error.option_name
+    # "-tp 2" reaches click as "-t"; the user's own word is among the arguments.
+    word = next((arg for arg in given if arg == wrong or (len(wrong) == 2 and arg.startswith(wrong))), wrong)
+    name = word.lstrip("-").replace("_", "-")
+    if name in NOT_HERE and error.ctx is not None and error.ctx.info_name == "serve":
+        return f"{word} is an option of vLLM that octavo does not have: {NOT_HERE[name]}"
+    known = [flag for param in error.ctx.command.params for flag in param.opts] if error.ctx is not None else []
+    near = get_close_matches(word, known, n=1)
+    return f"there is no option {word}" + (f"; did you mean {near[0]}?" if near else "")
+
+
+def _print_version(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
+    if not value or ctx.resilient_parsing:
+        return
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        click.echo(f"octavo {version('octavo')}")
+    except PackageNotFoundError:
+        click.echo("octavo (not installed, running from its source folder)")
+    ctx.exit()
+
+
+@click.group(
+    cls=OctavoGroup,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog="MODEL is an alias (smollm2), a path to a .gguf, a path to a Hugging Face folder, or a hub id "
+    "owner/name[:file]; without one, the default model. OCTAVO_HOME is where models are kept (~/.cache/octavo).",
+)
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_print_version,
+    help="Print the version and leave.",
+)
+def cli() -> None:
+    """Serve open language models from a KV cache kept in blocks."""
+
+
+def main() -> NoReturn:
+    """The entry point of the `octavo` script."""
+    sys.exit(cli.main())

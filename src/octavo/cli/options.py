@@ -1,0 +1,265 @@
+"""The options of `octavo serve` and its sisters, declared once: name, owner, kind, words.
+
+One row of `OPTIONS` gives the command-line option, the key of the configuration file, the field of EngineConfig or
+ServerConfig it sets, and its line in the docs. Names are vLLM's where vLLM has one. Refuses to hold a default: a value
+that nobody gave is left out, and the configuration's own default stands. Bounds are the configuration's too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import MISSING, dataclass, fields
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+import click
+
+from octavo.cli.sizes import parse_size
+from octavo.config import DEFAULT_MODEL, EngineConfig, forced_isa
+from octavo.errors import ConfigError
+
+if TYPE_CHECKING:
+    from octavo.server.config import ServerConfig
+
+Owner = Literal["engine", "server", "nobody"]
+Kind = Literal["whole", "real", "text", "texts", "size", "choice", "switch"]
+Command = TypeVar("Command", bound=Callable[..., object])
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    name: str  # without the dashes
+    owner: Owner
+    kind: Kind
+    help: str
+    field: str = ""  # of the owner's configuration; "": the name with underscores
+    choices: tuple[str, ...] = ()
+    metavar: str | None = None
+
+    @property
+    def param(self) -> str:
+        return self.field or self.name.replace("-", "_")
+
+
+OPTIONS: tuple[Option, ...] = (
+    Option("host", "server", "text", "Address to listen on."),
+    Option("port", "server", "whole", "Port to listen on; 0 takes a free one."),
+    Option(
+        "served-model-name",
+        "server",
+        "texts",
+        "Name clients call the model by; give it again for more names. Default: the model as given.",
+        metavar="NAME",
+    ),
+    Option(
+        "api-key",
+        "server",
+        "texts",
+        "Key clients must send; give it again for more keys. Rather set OCTAVO_API_KEY: an argument shows in ps.",
+        field="api_keys",
+        metavar="KEY",
+    ),
+    Option(
+        "chat-template",
+        "server",
+        "text",
+        "File with a chat template (jinja) instead of the model's own.",
+        metavar="FILE",
+    ),
+    Option("max-model-len", "engine", "whole", "Most tokens of prompt and answer together. Default: what fits."),
+    Option("max-num-seqs", "engine", "whole", "Most sequences in one step."),
+    Option("max-num-batched-tokens", "engine", "whole", "Most tokens in one step; longer prompts are cut into chunks."),
+    Option("max-queue", "engine", "whole", "Most requests waiting; one more is answered 429."),
+    Option("block-size", "engine", "whole", "Tokens a block of the KV cache; the cpu executor takes multiples of 16."),
+    Option("num-gpu-blocks-override", "engine", "whole", "Blocks in the pool, whatever the memory says (vLLM's name)."),
+    Option("kv-cache-memory-bytes", "engine", "size", "Most memory the KV cache may grow to, such as 1GiB."),
+    Option(
+        "gpu-memory-utilization",
+        "engine",
+        "real",
+        "Share of the memory available to this process that the KV cache may grow to (vLLM's name, also on a CPU).",
+    ),
+    Option("enable-prefix-caching", "engine", "switch", "Keep the blocks of prompts for later equal prefixes."),
+    Option(
+        "kv-cache-dtype", "engine", "choice", "How keys and values are stored.", choices=("auto", "bfloat16", "float32")
+    ),
+    Option(
+        "dtype",
+        "engine",
+        "choice",
+        "How weights that the file holds unquantised are kept.",
+        choices=("auto", "bfloat16", "float32"),
+    ),
+    Option("seed", "engine", "whole", "Of the engine's generator, which draws the seed of requests without one."),
+    Option(
+        "threads",
+        "engine",
+        "whole",
+        "Threads of the kernels. Default: the physical cores this process may use.",
+        field="num_threads",
+    ),
+    Option(
+        "executor",
+        "engine",
+        "choice",
+        "What runs the model; auto is cpu, and fake for the model named fake.",
+        choices=("auto", "cpu", "reference", "fake"),
+    ),
+    Option("isa", "engine", "text", "Force an instruction set: avx512, avx2, neon, plain. Also OCTAVO_ISA."),
+    Option("enforce-eager", "nobody", "switch", "Does nothing here; taken so that vLLM's command lines work."),
+    Option("disable-log-stats", "nobody", "switch", "Does nothing here; taken so that vLLM's command lines work."),
+)
+
+# What `chat`, `run`, `blocks` and `bench` share: the engine in this process, one user.
+LOCAL_OPTIONS = (
+    "max-model-len",
+    "block-size",
+    "kv-cache-memory-bytes",
+    "kv-cache-dtype",
+    "dtype",
+    "threads",
+    "executor",
+    "isa",
+)
+
+# vLLM's options that octavo does not have, each with what to do instead.
+NOT_HERE: Mapping[str, str] = {
+    "tensor-parallel-size": "octavo runs a model on one machine's cores; choose them with --threads",
+    "tp": "octavo runs a model on one machine's cores; choose them with --threads",
+    "pipeline-parallel-size": "octavo runs a model on one machine's cores; choose them with --threads",
+    "pp": "octavo runs a model on one machine's cores; choose them with --threads",
+    "data-parallel-size": "start one server a port and put a proxy before them",
+    "dp": "start one server a port and put a proxy before them",
+    "distributed-executor-backend": "there is one machine; leave it out",
+    "device": "the executor is chosen with --executor",
+    "quantization": "a quantised file runs as it is; give a GGUF such as a Q4_1 one as MODEL",
+    "load-format": "the kind of file is read from the file; leave it out",
+    "tokenizer": "the tokenizer comes with the model; leave it out",
+    "tokenizer-mode": "the tokenizer comes with the model; leave it out",
+    "trust-remote-code": "octavo never runs code from a model's folder; leave it out",
+    "revision": "name a local folder or file to pin what is served",
+    "hf-config-path": "the configuration is read from the model's folder or GGUF; leave it out",
+    "download-dir": "set OCTAVO_HOME to move the folder where models are kept",
+    "hf-token": "set HF_TOKEN in the environment",
+    "cpu-offload-gb": "weights stay in memory; leave it out",
+    "swap-space": "a preempted request's blocks are computed again, or found in the prefix cache; leave it out",
+    "num-scheduler-steps": "leave it out",
+    "enable-chunked-prefill": "long prompts are always cut into chunks of --max-num-batched-tokens; leave it out",
+    "no-enable-chunked-prefill": "long prompts are always cut into chunks; raise --max-num-batched-tokens",
+    "max-num-partial-prefills": "chunks share the step's token budget, --max-num-batched-tokens; leave it out",
+    "scheduling-policy": "requests are served first come, first served; leave it out",
+    "async-scheduling": "leave it out",
+    "enable-lora": "adapters are not served; merge them into the weights first",
+    "lora-modules": "adapters are not served; merge them into the weights first",
+    "max-loras": "adapters are not served; merge them into the weights first",
+    "speculative-config": "tokens are not speculated; leave it out",
+    "enable-auto-tool-choice": "tool calls are not parsed; leave it out and parse the text",
+    "tool-call-parser": "tool calls are not parsed; leave it out and parse the text",
+    "reasoning-parser": "reasoning is not parsed; leave it out and parse the text",
+    "guided-decoding-backend": "answers are not constrained by a grammar; leave it out",
+    "structured-outputs-config": "answers are not constrained by a grammar; leave it out",
+    "kv-transfer-config": "blocks stay in this process; leave it out",
+    "kv-offloading-size": "blocks stay in memory; leave it out",
+    "cpu-offload-params": "blocks stay in memory; leave it out",
+    "task": "octavo generates text; leave it out",
+    "runner": "octavo generates text; leave it out",
+    "limit-mm-per-prompt": "octavo takes text only; leave it out",
+    "ssl-keyfile": "put a proxy that speaks TLS before octavo",
+    "ssl-certfile": "put a proxy that speaks TLS before octavo",
+    "ssl-ca-certs": "put a proxy that speaks TLS before octavo",
+    "root-path": "let the proxy strip the path",
+    "allowed-origins": "let the proxy set CORS headers",
+    "middleware": "put a proxy before octavo",
+    "uvicorn-log-level": "leave it out",
+    "disable-log-requests": "requests are never logged; leave it out",
+    "enable-log-requests": "requests are never logged; leave it out",
+    "max-log-len": "prompts are never logged; leave it out",
+    "response-role": "leave it out",
+    "override-generation-config": "send the parameters with each request",
+    "generation-config": "send the parameters with each request",
+    "compilation-config": "there is nothing to compile; leave it out",
+    "max-seq-len-to-capture": "there is nothing to capture; leave it out",
+}
+
+
+def option_named(name: str) -> Option:
+    return next(option for option in OPTIONS if option.name == name)
+
+
+class Size(click.ParamType[int]):
+    name = "size"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        try:
+            return value if isinstance(value, int) else parse_size(str(value))
+        except ConfigError as error:
+            self.fail(error.message, param, ctx)
+
+
+def with_options(names: Iterable[str]) -> Callable[[Command], Command]:
+    """Decorates a command with options of the table; it receives them as keywords, None (or ()) where not given."""
+
+    def decorate(command: Command) -> Command:
+        for name in reversed(tuple(names)):
+            command = _click_option(option_named(name))(command)
+        return command
+
+    return decorate
+
+
+def _click_option(option: Option) -> Callable[[Command], Command]:
+    flags = f"--{option.name}"
+    attributes: dict[str, Any] = {"default": None, "help": _help(option), "metavar": option.metavar}
+    match option.kind:
+        case "whole":
+            attributes["type"] = int
+        case "real":
+            attributes["type"] = float
+        case "size":
+            attributes["type"] = Size()
+        case "choice":
+            attributes["type"] = click.Choice(option.choices)
+        case "texts":
+            attributes |= {"multiple": True, "default": ()}
+        case "switch" if option.owner == "nobody":
+            attributes |= {"is_flag": True, "default": False}
+        case "switch":
+            flags += f"/--no-{option.name}"
+        case "text":
+            pass
+    return click.option(flags, option.param, **attributes)
+
+
+def _help(option: Option) -> str:
+    """The option's words with the configuration's own default behind them."""
+    default = _default_of(option)
+    if default is None or default is MISSING or option.owner == "nobody":
+        return option.help
+    if isinstance(default, bool):
+        return f"{option.help}  [default: {'on' if default else 'off'}]"
+    return f"{option.help}  [default: {default}]"
+
+
+def _default_of(option: Option) -> object:
+    if option.owner == "server":
+        return {"host": "127.0.0.1", "port": 8000}.get(option.name)
+    return next((field.default for field in fields(EngineConfig) if field.name == option.param), None)
+
+
+def engine_config(model: str | None, values: Mapping[str, Any], **overrides: Any) -> EngineConfig:
+    """The engine's part of what a command received. `overrides` stand where the user gave nothing."""
+    given = _given(values, "engine")
+    if "isa" not in given and (isa := forced_isa()) is not None:
+        given["isa"] = isa
+    return EngineConfig.from_options({"model": model or DEFAULT_MODEL, **overrides, **given})
+
+
+def server_config(values: Mapping[str, Any]) -> ServerConfig:
+    """The server's part of what a command received."""
+    from octavo.server.config import ServerConfig
+
+    return ServerConfig(**_given(values, "server"))
+
+
+def _given(values: Mapping[str, Any], owner: Owner) -> dict[str, Any]:
+    owned = {option.param for option in OPTIONS if option.owner == owner}
+    return {name: value for name, value in values.items() if name in owned and value is not None and value != ()}

@@ -1,0 +1,44 @@
+"""`octavo serve`: turns a command line into the two configurations and hands over. Refuses to know how to serve."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from octavo.cli.options import OPTIONS, engine_config, server_config, with_options
+
+
+def _load_config(ctx: click.Context, _param: click.Parameter, value: Path | None) -> None:
+    """Puts the file's values where click looks for defaults, so that the command line wins."""
+    if value is None or ctx.resilient_parsing:
+        return
+    from octavo.cli.config_file import read_config_file
+
+    ctx.default_map = read_config_file(value)
+
+
+@click.command("serve")
+@click.argument("model", required=False)
+@click.option(
+    "--config",
+    type=click.Path(path_type=Path),
+    is_eager=True,
+    expose_value=False,
+    callback=_load_config,
+    metavar="FILE",
+    help="TOML (or .json) file with these options under the same names; the command line wins.",
+)
+@with_options(option.name for option in OPTIONS)
+@click.pass_context
+def serve_command(ctx: click.Context, /, model: str | None, **values: Any) -> None:
+    """Serve MODEL over an OpenAI-compatible API until told to stop."""
+    from octavo.config import environment_api_key
+
+    if not values["api_keys"] and (key := environment_api_key()) is not None:
+        values["api_keys"] = (key,)
+    engine, server = engine_config(model, values), server_config(values)
+    from octavo.server.run import serve
+
+    ctx.exit(serve(engine, server))
