@@ -48,7 +48,13 @@ class Driver:
     """One executor, one pool. `block_seed` shuffles the order in which blocks are handed out; None: ascending."""
 
     def __init__(
-        self, executor: Executor, *, block_size: int, num_blocks: int, num_groups: int = 1, block_seed: int | None = None
+        self,
+        executor: Executor,
+        *,
+        block_size: int,
+        num_blocks: int,
+        num_groups: int = 1,
+        block_seed: int | None = None,
     ) -> None:
         self.executor = executor
         self.block_size = block_size
@@ -150,7 +156,8 @@ class Driver:
                 added.append(row.added)
                 row.announced = True
             end = row.computed + count
-            assert count >= 1 and end <= len(self.tokens[seq_id])
+            assert count >= 1
+            assert end <= len(self.tokens[seq_id])
             for group, table in enumerate(row.tables):
                 new = tuple(self.free.pop() for _ in range(-(-end // self.block_size) - len(table)))
                 if new:
@@ -234,7 +241,7 @@ def generate(
     together: bool = True,
 ) -> list[Generated]:
     """`Driver.generate` on a fresh executor. Its last rows stay in the executor: keep a `Driver` to go on with one."""
-    driver = Driver(executor, block_size=block_size, num_blocks=num_blocks, num_groups=num_groups, block_seed=block_seed)
-    return driver.generate(
-        prompts, max_tokens=max_tokens, chunk=chunk, sampling=sampling, seed=seed, together=together
+    driver = Driver(
+        executor, block_size=block_size, num_blocks=num_blocks, num_groups=num_groups, block_seed=block_seed
     )
+    return driver.generate(prompts, max_tokens=max_tokens, chunk=chunk, sampling=sampling, seed=seed, together=together)

@@ -146,7 +146,7 @@ class ProgramBuilder:
         _require(layer not in self._written_layers, f"layer {layer} writes its K and V twice")
         for x in (k, v):
             width = self._use(x)
-            _require(width == self.num_kv_heads * self.head_dim, f"{x} has {width} columns, not num_kv_heads * head_dim")
+            _require(width == self.num_kv_heads * self.head_dim, f"{x} has {width} columns, not whole KV heads")
             _require(x not in self._selected, f"{x} has selected rows only: every token's K and V must be written")
         self._written_layers.add(layer)
         self._ops.append(WriteKV(layer, k, v))
@@ -164,8 +164,9 @@ class ProgramBuilder:
     ) -> str:
         """Causal attention over the cache of `layer`; q [tokens, num_heads * head_dim]."""
         width = self._use(q)
-        _require(num_heads >= 1 and num_heads % self.num_kv_heads == 0, f"{num_heads} heads, {self.num_kv_heads} KV heads")
-        _require(width == num_heads * self.head_dim, f"{q} has {width} columns, not {num_heads} heads of {self.head_dim}")
+        _require(num_heads >= 1, f"num_heads is {num_heads}")
+        _require(num_heads % self.num_kv_heads == 0, f"{num_heads} heads over {self.num_kv_heads} KV heads")
+        _require(width == num_heads * self.head_dim, f"{q}: {width} columns, not {num_heads} heads of {self.head_dim}")
         _require(q not in self._selected, "attend after select_rows")
         _require(layer in self._written_layers, f"attention of layer {layer} before its write_kv")
         _require(sliding_window is None or sliding_window >= 1, f"sliding_window is {sliding_window}")
