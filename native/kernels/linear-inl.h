@@ -1,0 +1,197 @@
+// activation_bytes, round_activation, linear: the same control for every instruction set, around the tiles of
+// simd/dot_*.h. A tile is up to kTileRows rows of activations times one panel of 16 output rows.
+//
+// Batch invariance: a tile computes row r from row r and the panel alone, adding over k in file order (one float
+// accumulator a lane; within a group of an integer form the sum is exact). Tile heights and blocks of panels only
+// choose who is computed when.
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "kernels/pack-inl.h"
+#include "kernels/pack.h"
+
+namespace octavo {
+namespace OCTAVO_ISA_NS {
+
+// Where a tile's sums go: `lanes` columns of each row, `out` and `bias` already at the panel's first column.
+struct TileOut {
+  float* out;
+  int64_t stride;     // floats from one row to the next
+  const float* bias;  // null: none
+  int64_t lanes;      // 1..16
+};
+
+}  // namespace OCTAVO_ISA_NS
+}  // namespace octavo
+
+#if defined(OCTAVO_ISA_AVX512)
+#include "simd/dot_avx512.h"
+#elif defined(OCTAVO_ISA_AVX2) && __has_include("simd/dot_avx2.h")
+#include "simd/dot_avx2.h"
+#elif defined(OCTAVO_ISA_NEON) && __has_include("simd/dot_neon.h")
+#include "simd/dot_neon.h"
+#else
+#include "simd/dot_plain.h"
+#endif
+
+namespace octavo {
+namespace OCTAVO_ISA_NS {
+
+static size_t activation_bytes(Form form, int64_t cols) {
+  int64_t bytes = 0;
+  switch (form) {
+    case Form::kF32: bytes = cols * 4; break;
+    case Form::kBF16: bytes = (cols + 1) / 2 * 4; break;
+    case Form::kInt8: bytes = cols / kGroup * kInt8ActGroupBytes; break;
+    case Form::kInt4: bytes = cols / kGroup * kInt4ActGroupBytes; break;
+  }
+  return static_cast<size_t>((bytes + 63) / 64 * 64);
+}
+
+// The largest |x| as bits: above 0x7f7fffff where something is not finite.
+static inline int32_t max_abs_bits(const float* x, int64_t count) {
+  int32_t top = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    const int32_t bits = static_cast<int32_t>(bits_of_float(x[i]) & 0x7fffffffu);
+    top = bits > top ? bits : top;
+  }
+  return top;
+}
+
+// One group: q = x * 127 / max|x| to nearest even (through the float whose unit is 1), or zeros where that quotient
+// has no finite reciprocal. `broken` makes the scale NaN, and so every output of the row.
+static inline int32_t round_group(const float* x, bool broken, uint8_t* out) {
+  const float top = float_of_bits(static_cast<uint32_t>(max_abs_bits(x, kGroup)));
+  float scale = top / 127.0f;
+  float inverse = 127.0f / top;
+  if (!(inverse <= 3.4028235e38f)) scale = inverse = 0.0f;
+  int8_t rounded[kGroup];
+  int32_t sum = 0;
+  for (int64_t i = 0; i < kGroup; ++i) {
+    const float moved = (broken ? 0.0f : x[i]) * inverse + 12582912.0f;
+    const int32_t q = static_cast<int32_t>(bits_of_float(moved)) - 0x4b400000;
+    rounded[i] = static_cast<int8_t>(q);
+    sum += q;
+  }
+  if (broken) {
+    scale = float_of_bits(0x7fc00000u);
+  }
+  memcpy(out, rounded, kGroup);
+  memcpy(out + kActScaleAt, &scale, 4);
+  return sum;
+}
+
+static void round_activation(Form form, const float* x, int64_t cols, void* out) {
+  uint8_t* to = static_cast<uint8_t*>(out);
+  const bool broken = max_abs_bits(x, cols) > 0x7f7fffff;
+  switch (form) {
+    case Form::kF32:
+      memcpy(to, x, static_cast<size_t>(cols) * 4);
+      if (broken) memset(to, 0xff, 4);  // a NaN: an infinity alone would leave finite rows of zeros beside it
+      break;
+    case Form::kBF16: {
+      uint16_t* values = static_cast<uint16_t*>(out);
+      for (int64_t k = 0; k < cols; ++k) values[k] = bf16_of_float(x[k]);
+      if (cols % 2 != 0) values[cols] = 0;
+      if (broken) values[0] = 0xffff;
+      break;
+    }
+    case Form::kInt8:
+      for (int64_t k = 0; k < cols; k += kGroup, to += kInt8ActGroupBytes) {
+        const int32_t start = -128 * round_group(x + k, broken, to);
+        memcpy(to + kActStartAt, &start, 4);
+      }
+      break;
+    case Form::kInt4:
+      for (int64_t k = 0; k < cols; k += kGroup, to += kInt4ActGroupBytes) {
+        const int32_t sum = round_group(x + k, broken, to);
+        const int32_t start = -8 * sum;
+        const float scaled = read_f32(to + kActScaleAt) * static_cast<float>(sum);
+        memcpy(to + kActStartAt, &start, 4);
+        memcpy(to + kActSumAt, &scaled, 4);
+      }
+      break;
+  }
+}
+
+// Rows [0, num_rows) times panels [panel_begin, panel_end), in blocks of panels that stay in the second-level cache
+// while every tile of rows passes over them.
+template <class Tile>
+static void run_tiles(const Weight& weight, const uint8_t* activations, int64_t num_rows, int64_t panel_begin,
+                      int64_t panel_end, float* out, int64_t out_stride, const float* bias) {
+  constexpr int64_t kBlockBytes = 384 * 1024;
+  const size_t act_stride = activation_bytes(weight.form, weight.cols);
+  const int64_t fitting = kBlockBytes / static_cast<int64_t>(weight.panel_bytes + 1);
+  const int64_t block = num_rows <= kTileRows ? panel_end - panel_begin : (fitting < 1 ? 1 : fitting);
+  const int64_t num_tiles = (num_rows + kTileRows - 1) / kTileRows;
+  for (int64_t first = panel_begin; first < panel_end; first += block) {
+    const int64_t last = first + block < panel_end ? first + block : panel_end;
+    for (int64_t tile = 0; tile < num_tiles; ++tile) {
+      const int64_t row = num_rows * tile / num_tiles;  // tiles of nearly equal height
+      const int64_t height = num_rows * (tile + 1) / num_tiles - row;
+      const uint8_t* act = activations + static_cast<size_t>(row) * act_stride;
+      for (int64_t panel = first; panel < last; ++panel) {
+        const int64_t column = panel * kPanelRows;
+        const int64_t present = weight.rows - column;
+        const TileOut to{out + row * out_stride + column, out_stride, bias != nullptr ? bias + column : nullptr,
+                         present < kPanelRows ? present : kPanelRows};
+        Tile::run(height, weight.data + static_cast<size_t>(panel) * weight.panel_bytes, weight.cols, act, act_stride,
+                  to);
+      }
+    }
+  }
+}
+
+// Chooses the instance for a tile's height.
+#define OCTAVO_TILE(name, function)                                                                              \
+  struct name {                                                                                                  \
+    static inline void run(int64_t height, const uint8_t* panel, int64_t cols, const uint8_t* act, size_t stride, \
+                           const TileOut& to) {                                                                  \
+      switch (height) {                                                                                          \
+        case 1: function<1>(panel, cols, act, stride, to); break;                                                \
+        case 2: function<2>(panel, cols, act, stride, to); break;                                                \
+        case 3: function<3>(panel, cols, act, stride, to); break;                                                \
+        case 4: function<4>(panel, cols, act, stride, to); break;                                                \
+        case 5: function<5>(panel, cols, act, stride, to); break;                                                \
+        case 6: function<6>(panel, cols, act, stride, to); break;                                                \
+        case 7: function<7>(panel, cols, act, stride, to); break;                                                \
+        default: function<8>(panel, cols, act, stride, to); break;                                               \
+      }                                                                                                          \
+    }                                                                                                            \
+  }
+
+OCTAVO_TILE(F32Tile, tile_f32);
+OCTAVO_TILE(BF16Tile, tile_bf16);
+OCTAVO_TILE(Int8Tile, tile_int8);
+OCTAVO_TILE(Int4Tile, tile_int4);
+OCTAVO_TILE(Int4MinTile, tile_int4_min);
+
+#undef OCTAVO_TILE
+
+static void linear(const Weight& weight, const void* activations, int64_t num_rows, int64_t panel_begin,
+                   int64_t panel_end, float* out, int64_t out_stride, const float* bias) {
+  const uint8_t* act = static_cast<const uint8_t*>(activations);
+  switch (weight.form) {
+    case Form::kF32:
+      run_tiles<F32Tile>(weight, act, num_rows, panel_begin, panel_end, out, out_stride, bias);
+      break;
+    case Form::kBF16:
+      run_tiles<BF16Tile>(weight, act, num_rows, panel_begin, panel_end, out, out_stride, bias);
+      break;
+    case Form::kInt8:
+      run_tiles<Int8Tile>(weight, act, num_rows, panel_begin, panel_end, out, out_stride, bias);
+      break;
+    case Form::kInt4:
+      if (weight.has_min) {
+        run_tiles<Int4MinTile>(weight, act, num_rows, panel_begin, panel_end, out, out_stride, bias);
+      } else {
+        run_tiles<Int4Tile>(weight, act, num_rows, panel_begin, panel_end, out, out_stride, bias);
+      }
+      break;
+  }
+}
+
+}  // namespace OCTAVO_ISA_NS
+}  // namespace octavo

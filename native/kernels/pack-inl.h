@@ -1,0 +1,196 @@
+// panel_bytes, pack, unpack_row: from a file's bytes to the panels of kernels/pack.h and back. Moves bits, never
+// requantises: int8 and int4 keep their file's integers and f16 scales; floats round to nearest even. Plain C++: a
+// model is packed once, by all threads, at the speed of memory.
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "kernels/pack.h"
+
+namespace octavo {
+namespace OCTAVO_ISA_NS {
+
+static inline float float_of_bits(uint32_t bits) {
+  float value;
+  memcpy(&value, &bits, 4);
+  return value;
+}
+
+static inline uint32_t bits_of_float(float value) {
+  uint32_t bits;
+  memcpy(&bits, &value, 4);
+  return bits;
+}
+
+static inline float float_of_bf16(uint16_t value) { return float_of_bits(static_cast<uint32_t>(value) << 16); }
+
+// To nearest even; NaN stays NaN.
+static inline uint16_t bf16_of_float(float value) {
+  const uint32_t bits = bits_of_float(value);
+  if ((bits & 0x7fffffffu) > 0x7f800000u) return static_cast<uint16_t>((bits >> 16) | 0x40u);
+  return static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+}
+
+// Exact, subnormals included: 2^-24 times the integer of their bits, everything else by moving the exponent.
+static inline float float_of_f16(uint16_t half) {
+  const uint32_t sign = static_cast<uint32_t>(half & 0x8000u) << 16;
+  const uint32_t rest = half & 0x7fffu;
+  const float subnormal = static_cast<float>(static_cast<int32_t>(rest)) * 5.9604644775390625e-8f;
+  const uint32_t moved = (rest << 13) + (rest >= 0x7c00u ? 0x70000000u : 0x38000000u);
+  return float_of_bits(sign | (rest < 0x400u ? bits_of_float(subnormal) : moved));
+}
+
+static inline uint16_t read_u16(const uint8_t* p) {
+  uint16_t value;
+  memcpy(&value, p, 2);
+  return value;
+}
+
+static inline float read_f16(const uint8_t* p) { return float_of_f16(read_u16(p)); }
+
+static inline float read_f32(const uint8_t* p) {
+  float value;
+  memcpy(&value, p, 4);
+  return value;
+}
+
+static size_t panel_bytes(Form form, bool has_min, int64_t cols) {
+  int64_t bytes = 0;
+  switch (form) {
+    case Form::kF32: bytes = cols * kPanelRows * 4; break;
+    case Form::kBF16: bytes = (cols + 1) / 2 * kPanelRows * 4; break;
+    case Form::kInt8: bytes = cols / kGroup * kInt8GroupBytes; break;
+    case Form::kInt4: bytes = cols / kGroup * (has_min ? kInt4MinGroupBytes : kInt4GroupBytes); break;
+  }
+  return static_cast<size_t>(bytes);
+}
+
+// Element k of a row of floats of the file.
+template <TensorType kType>
+static inline float file_float(const uint8_t* row, int64_t k) {
+  if (kType == TensorType::kF32) return read_f32(row + 4 * k);
+  if (kType == TensorType::kF16) return read_f16(row + 2 * k);
+  return float_of_bf16(read_u16(row + 2 * k));
+}
+
+template <TensorType kType>
+static void pack_float_panel(const uint8_t* raw, const Weight& out, int64_t panel) {
+  const int64_t file_row = out.cols * (kType == TensorType::kF32 ? 4 : 2);
+  const int64_t first = panel * kPanelRows;
+  const int64_t present = out.rows - first < kPanelRows ? out.rows - first : kPanelRows;
+  uint8_t* base = out.data + static_cast<size_t>(panel) * out.panel_bytes;
+  memset(base, 0, out.panel_bytes);
+  for (int64_t lane = 0; lane < present; ++lane) {
+    const uint8_t* row = raw + (first + lane) * file_row;
+    if (out.form == Form::kF32) {
+      for (int64_t k = 0; k < out.cols; ++k) {
+        const float value = file_float<kType>(row, k);
+        memcpy(base + (k * kPanelRows + lane) * 4, &value, 4);
+      }
+    } else {
+      for (int64_t k = 0; k < out.cols; ++k) {
+        const uint16_t value =
+            kType == TensorType::kBF16 ? read_u16(row + 2 * k) : bf16_of_float(file_float<kType>(row, k));
+        memcpy(base + ((k / 2 * kPanelRows + lane) * 2 + k % 2) * 2, &value, 2);
+      }
+    }
+  }
+}
+
+static void pack_int8_panel(const uint8_t* raw, const Weight& out, int64_t panel) {
+  constexpr int64_t kBlock = 34;  // Q8_0: f16 scale, int8[32]
+  const int64_t groups = out.cols / kGroup;
+  const int64_t first = panel * kPanelRows;
+  const int64_t present = out.rows - first < kPanelRows ? out.rows - first : kPanelRows;
+  uint8_t* base = out.data + static_cast<size_t>(panel) * out.panel_bytes;
+  memset(base, 0, out.panel_bytes);
+  for (int64_t lane = 0; lane < present; ++lane) {
+    const uint8_t* block = raw + (first + lane) * groups * kBlock;
+    uint8_t* group = base;
+    for (int64_t g = 0; g < groups; ++g, block += kBlock, group += kInt8GroupBytes) {
+      memcpy(group + kInt8ScaleAt + 2 * lane, block, 2);
+      for (int64_t step = 0; step < 8; ++step) {
+        uint32_t four;
+        memcpy(&four, block + 2 + 4 * step, 4);
+        four ^= 0x80808080u;
+        memcpy(group + 64 * step + 4 * lane, &four, 4);
+      }
+    }
+  }
+}
+
+static void pack_int4_panel(const uint8_t* raw, const Weight& out, int64_t panel) {
+  const int64_t header = out.has_min ? 4 : 2;  // Q4_0: f16 scale; Q4_1: f16 scale, f16 minimum; then 16 bytes:
+  const int64_t block_bytes = header + 16;     // low nibbles values 0..15, high nibbles 16..31
+  const int64_t group_bytes = out.has_min ? kInt4MinGroupBytes : kInt4GroupBytes;
+  const int64_t groups = out.cols / kGroup;
+  const int64_t first = panel * kPanelRows;
+  const int64_t present = out.rows - first < kPanelRows ? out.rows - first : kPanelRows;
+  uint8_t* base = out.data + static_cast<size_t>(panel) * out.panel_bytes;
+  memset(base, 0, out.panel_bytes);
+  for (int64_t lane = 0; lane < present; ++lane) {
+    const uint8_t* block = raw + (first + lane) * groups * block_bytes;
+    uint8_t* group = base;
+    for (int64_t g = 0; g < groups; ++g, block += block_bytes, group += group_bytes) {
+      memcpy(group + kInt4ScaleAt + 2 * lane, block, 2);
+      if (out.has_min) memcpy(group + kInt4MinAt + 2 * lane, block + 2, 2);
+      for (int64_t step = 0; step < 4; ++step) memcpy(group + 64 * step + 4 * lane, block + header + 4 * step, 4);
+    }
+  }
+}
+
+static void pack(const uint8_t* raw, TensorType type, const Weight& out, int64_t panel_begin, int64_t panel_end) {
+  for (int64_t panel = panel_begin; panel < panel_end; ++panel) {
+    switch (type) {
+      case TensorType::kF32: pack_float_panel<TensorType::kF32>(raw, out, panel); break;
+      case TensorType::kF16: pack_float_panel<TensorType::kF16>(raw, out, panel); break;
+      case TensorType::kBF16: pack_float_panel<TensorType::kBF16>(raw, out, panel); break;
+      case TensorType::kQ8_0: pack_int8_panel(raw, out, panel); break;
+      case TensorType::kQ4_0:
+      case TensorType::kQ4_1: pack_int4_panel(raw, out, panel); break;
+    }
+  }
+}
+
+static void unpack_int4(const Weight& weight, const uint8_t* group, int64_t lane, float* out) {
+  const int64_t group_bytes = weight.has_min ? kInt4MinGroupBytes : kInt4GroupBytes;
+  for (int64_t k = 0; k < weight.cols; k += kGroup, group += group_bytes, out += kGroup) {
+    const float scale = read_f16(group + kInt4ScaleAt + 2 * lane);
+    const float minimum = weight.has_min ? read_f16(group + kInt4MinAt + 2 * lane) : 0.0f;
+    const int zero = weight.has_min ? 0 : 8;
+    for (int64_t i = 0; i < 16; ++i) {
+      const int both = group[64 * (i / 4) + 4 * lane + i % 4];
+      out[i] = scale * static_cast<float>((both & 15) - zero) + minimum;
+      out[16 + i] = scale * static_cast<float>((both >> 4) - zero) + minimum;
+    }
+  }
+}
+
+static void unpack_row(const Weight& weight, int64_t row, float* out) {
+  const uint8_t* panel = weight.data + static_cast<size_t>(row / kPanelRows) * weight.panel_bytes;
+  const int64_t lane = row % kPanelRows;
+  switch (weight.form) {
+    case Form::kF32:
+      for (int64_t k = 0; k < weight.cols; ++k) out[k] = read_f32(panel + (k * kPanelRows + lane) * 4);
+      break;
+    case Form::kBF16:
+      for (int64_t k = 0; k < weight.cols; ++k) {
+        out[k] = float_of_bf16(read_u16(panel + ((k / 2 * kPanelRows + lane) * 2 + k % 2) * 2));
+      }
+      break;
+    case Form::kInt8:
+      for (int64_t k = 0; k < weight.cols; k += kGroup, panel += kInt8GroupBytes) {
+        const float scale = read_f16(panel + kInt8ScaleAt + 2 * lane);
+        for (int64_t i = 0; i < kGroup; ++i) {
+          out[k + i] = scale * static_cast<float>(static_cast<int>(panel[64 * (i / 4) + 4 * lane + i % 4]) - 128);
+        }
+      }
+      break;
+    case Form::kInt4: unpack_int4(weight, panel, lane, out); break;
+  }
+}
+
+}  // namespace OCTAVO_ISA_NS
+}  // namespace octavo

@@ -1,0 +1,172 @@
+// Tiles of `linear` for AVX-512 with VNNI and BF16: kernels/pack.h's panels times up to 8 activation rows.
+//
+// One 64-byte vector holds one step (4 bytes of k, or a pair of bf16) of all 16 lanes; the activation's same bytes are
+// broadcast from memory. Weights are the unsigned operand of vpdpbusd. Per group and row: 8 dot products, one
+// conversion, one product of the scales and one fma (two with minimums), which bounds the integer forms to 8 of 10
+// (8 of 11) slots of the two units that can multiply.
+#pragma once
+
+#include <immintrin.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "kernels/pack.h"
+
+namespace octavo {
+namespace OCTAVO_ISA_NS {
+
+constexpr int64_t kTileRows = 8;
+constexpr int64_t kPrefetchBytes = 2048;  // ahead of the panel's read; may run past its end, into the next panel
+
+static inline __m512i broadcast_i32(const uint8_t* p) {
+  int32_t value;
+  __builtin_memcpy(&value, p, 4);
+  return _mm512_set1_epi32(value);
+}
+
+static inline __m512 broadcast_f32(const uint8_t* p) {
+  float value;
+  __builtin_memcpy(&value, p, 4);
+  return _mm512_set1_ps(value);
+}
+
+// sum += dot(weights, activation at p): the operand is broadcast by the instruction itself, which gcc 12 does not do.
+static inline void dot_u8(__m512i& sum, __m512i weights, const uint8_t* p) {
+  asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(weights), "m"(*reinterpret_cast<const int32_t*>(p)));
+}
+
+static inline void dot_bf16(__m512& sum, __m512i weights, const uint8_t* p) {
+  asm("vdpbf16ps %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(weights), "m"(*reinterpret_cast<const int32_t*>(p)));
+}
+
+// The maskz forms, all lanes kept: gcc 12 warns about an uninitialised value inside its own unmasked ones.
+static inline __m512 to_float(__m512i values) { return _mm512_maskz_cvtepi32_ps(0xffff, values); }
+
+static inline __m512 load_f16(const uint8_t* p) {
+  return _mm512_maskz_cvtph_ps(0xffff, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+}
+
+static inline void prefetch(const uint8_t* p, int64_t bytes) {
+  for (int64_t i = 0; i < bytes; i += 64) _mm_prefetch(reinterpret_cast<const char*>(p + i), _MM_HINT_T0);
+}
+
+template <int R>
+static inline void store_tile(const __m512 (&sums)[R], const TileOut& to) {
+  const __mmask16 lanes = static_cast<__mmask16>((1u << to.lanes) - 1u);
+  if (to.bias != nullptr) {
+    const __m512 bias = _mm512_maskz_loadu_ps(lanes, to.bias);
+    for (int r = 0; r < R; ++r) _mm512_mask_storeu_ps(to.out + r * to.stride, lanes, _mm512_add_ps(sums[r], bias));
+  } else {
+    for (int r = 0; r < R; ++r) _mm512_mask_storeu_ps(to.out + r * to.stride, lanes, sums[r]);
+  }
+}
+
+template <int R>
+static void tile_f32(const uint8_t* panel, int64_t cols, const uint8_t* act, size_t stride, const TileOut& to) {
+  const uint8_t* row[R];
+  __m512 sums[R];
+  for (int r = 0; r < R; ++r) {
+    row[r] = act + static_cast<size_t>(r) * stride;
+    sums[r] = _mm512_setzero_ps();
+  }
+  for (int64_t k = 0; k < cols; ++k, panel += 64) {
+    prefetch(panel + kPrefetchBytes, 64);
+    const __m512 weights = _mm512_loadu_ps(panel);
+    for (int r = 0; r < R; ++r) sums[r] = _mm512_fmadd_ps(weights, broadcast_f32(row[r] + 4 * k), sums[r]);
+  }
+  store_tile<R>(sums, to);
+}
+
+template <int R>
+static void tile_bf16(const uint8_t* panel, int64_t cols, const uint8_t* act, size_t stride, const TileOut& to) {
+  const uint8_t* row[R];
+  __m512 sums[R];
+  for (int r = 0; r < R; ++r) {
+    row[r] = act + static_cast<size_t>(r) * stride;
+    sums[r] = _mm512_setzero_ps();
+  }
+  const int64_t pairs = (cols + 1) / 2;
+  for (int64_t k = 0; k < pairs; ++k, panel += 64) {
+    prefetch(panel + kPrefetchBytes, 64);
+    const __m512i weights = _mm512_loadu_si512(panel);
+    for (int r = 0; r < R; ++r) dot_bf16(sums[r], weights, row[r] + 4 * k);
+  }
+  store_tile<R>(sums, to);
+}
+
+template <int R>
+static void tile_int8(const uint8_t* panel, int64_t cols, const uint8_t* act, size_t stride, const TileOut& to) {
+  const uint8_t* row[R];
+  __m512 sums[R];
+  for (int r = 0; r < R; ++r) {
+    row[r] = act + static_cast<size_t>(r) * stride;
+    sums[r] = _mm512_setzero_ps();
+  }
+  const int64_t end = cols / kGroup * kInt8ActGroupBytes;
+  for (int64_t at = 0; at < end; at += kInt8ActGroupBytes, panel += kInt8GroupBytes) {
+    prefetch(panel + kPrefetchBytes, kInt8GroupBytes);
+    __m512i dots[R];
+    for (int r = 0; r < R; ++r) dots[r] = broadcast_i32(row[r] + at + kActStartAt);
+    for (int step = 0; step < 8; ++step) {
+      const __m512i weights = _mm512_loadu_si512(panel + 64 * step);
+      for (int r = 0; r < R; ++r) dot_u8(dots[r], weights, row[r] + at + 4 * step);
+    }
+    const __m512 scales = load_f16(panel + kInt8ScaleAt);
+    for (int r = 0; r < R; ++r) {
+      const __m512 scale = _mm512_mul_ps(scales, broadcast_f32(row[r] + at + kActScaleAt));
+      sums[r] = _mm512_fmadd_ps(to_float(dots[r]), scale, sums[r]);
+    }
+  }
+  store_tile<R>(sums, to);
+}
+
+template <int R, bool kMin>
+static inline void tile_nibbles(const uint8_t* panel, int64_t cols, const uint8_t* act, size_t stride,
+                                const TileOut& to) {
+  constexpr int64_t kBytes = kMin ? kInt4MinGroupBytes : kInt4GroupBytes;
+  const __m512i low = _mm512_set1_epi8(15);
+  const uint8_t* row[R];
+  __m512 sums[R];
+  for (int r = 0; r < R; ++r) {
+    row[r] = act + static_cast<size_t>(r) * stride;
+    sums[r] = _mm512_setzero_ps();
+  }
+  const int64_t end = cols / kGroup * kInt4ActGroupBytes;
+  for (int64_t at = 0; at < end; at += kInt4ActGroupBytes, panel += kBytes) {
+    prefetch(panel + kPrefetchBytes, kBytes);
+    __m512i dots[R];
+    for (int r = 0; r < R; ++r) dots[r] = kMin ? _mm512_setzero_si512() : broadcast_i32(row[r] + at + kActStartAt);
+    for (int step = 0; step < 4; ++step) {
+      const __m512i both = _mm512_loadu_si512(panel + 64 * step);
+      const __m512i first = _mm512_and_si512(both, low);
+      for (int r = 0; r < R; ++r) dot_u8(dots[r], first, row[r] + at + 4 * step);
+      const __m512i second = _mm512_and_si512(_mm512_srli_epi16(both, 4), low);
+      for (int r = 0; r < R; ++r) dot_u8(dots[r], second, row[r] + at + 16 + 4 * step);
+    }
+    const __m512 scales = load_f16(panel + kInt4ScaleAt);
+    for (int r = 0; r < R; ++r) {
+      const __m512 scale = _mm512_mul_ps(scales, broadcast_f32(row[r] + at + kActScaleAt));
+      sums[r] = _mm512_fmadd_ps(to_float(dots[r]), scale, sums[r]);
+    }
+    if (kMin) {
+      const __m512 minimums = load_f16(panel + kInt4MinAt);
+      for (int r = 0; r < R; ++r) {
+        sums[r] = _mm512_fmadd_ps(minimums, broadcast_f32(row[r] + at + kActSumAt), sums[r]);
+      }
+    }
+  }
+  store_tile<R>(sums, to);
+}
+
+template <int R>
+static void tile_int4(const uint8_t* panel, int64_t cols, const uint8_t* act, size_t stride, const TileOut& to) {
+  tile_nibbles<R, false>(panel, cols, act, stride, to);
+}
+
+template <int R>
+static void tile_int4_min(const uint8_t* panel, int64_t cols, const uint8_t* act, size_t stride, const TileOut& to) {
+  tile_nibbles<R, true>(panel, cols, act, stride, to);
+}
+
+}  // namespace OCTAVO_ISA_NS
+}  // namespace octavo
