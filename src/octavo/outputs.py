@@ -61,6 +61,7 @@ class CompletionOutput:
     logprobs: list[TokenLogprobs] | None = None
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
+    error: str | None = None  # set with finish_reason "error"
 
 
 @dataclass(slots=True)

@@ -11,6 +11,7 @@ pickle. One `StepDone` a step carries the outputs of all requests.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import select
 import socket
 from typing import Final, TypeAlias, TypeVar
@@ -195,6 +196,11 @@ class EngineChannel:
         """Queues the frame and writes what the socket takes now. Raises TooLarge, queueing nothing."""
         self._outbox += encode(message)
         self._flush()
+
+    def try_send(self, message: FromEngine) -> None:
+        """As `send`, for what may be lost: a message that cannot be encoded is dropped."""
+        with contextlib.suppress(OctavoError):
+            self.send(message)
 
     def wait(self, timeout_seconds: float) -> None:
         """Until something can be read, or written where bytes wait; at most so long."""

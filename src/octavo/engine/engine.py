@@ -1,0 +1,228 @@
+"""The engine: one step after another, plan -> execute -> commit -> text -> outputs.
+
+Pure in (state, requests, clock, random generator): the same calls give the same outputs. Refuses threads, sockets and
+the wall clock. One request's fault ends that request alone, with finish_reason "error"; what escapes from `step` means
+the engine as a whole is broken. Called by one thread: the engine process's loop, or `LLM`.
+
+Invariants: every request taken by `add_request` ends with exactly one finish_reason a sample; when none is left, the
+block pool is as at the start except for cached blocks (`check_idle` looks).
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from octavo.core import prefix_key
+from octavo.core.request import Request
+from octavo.engine.engine_request import EngineRequest
+from octavo.engine.info import EngineInfo, EngineStats
+from octavo.engine.output_processor import OutputProcessor
+from octavo.errors import BadRequest
+from octavo.outputs import FinishReason, SequenceDelta
+from octavo.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from octavo.core.protocols import Executor
+    from octavo.core.request import SequenceUpdate
+    from octavo.core.scheduler import Scheduler
+    from octavo.engine.detokenizer import TextTokenizer
+
+__all__ = ["Engine", "EngineRequest"]
+
+_log = logging.getLogger(__name__)
+_REQUEST_FAULT = "this request met a fault inside the server and was ended; the others go on"
+
+
+class Engine:
+    def __init__(
+        self,
+        *,
+        scheduler: Scheduler,
+        executor: Executor,
+        tokenizer: TextTokenizer,
+        info: EngineInfo,
+        clock: Callable[[], float],
+        rng: random.Random,
+        fingerprint: str = "",
+    ) -> None:
+        """`clock`: monotonic seconds. `rng` draws seeds for requests without one. `fingerprint`: of the weights."""
+        self.info = info
+        self.tokenizer = tokenizer
+        self.executor = executor
+        self.scheduler = scheduler
+        self._clock = clock
+        self._rng = rng
+        self._fingerprint = fingerprint
+        self._outputs = OutputProcessor(tokenizer)
+        self._pending: list[SequenceDelta] = []  # made between steps, handed out by the next
+        self._num_steps = 0
+        self._step_seconds = 0.0
+        self._executor_seconds = 0.0
+        self._num_integrity_failures = 0
+        self._checked_at_step = 0
+        self.ran_nothing = False  # the last step had requests but no plan: what they wait for comes from elsewhere
+
+    @property
+    def has_unfinished(self) -> bool:
+        """`step` has something to do or to hand out."""
+        return bool(self._pending) or self.scheduler.has_unfinished
+
+    def add_request(self, request: EngineRequest) -> None:
+        """Raises BadRequest when its values are out of bounds or it can never fit, QueueFull when too many wait."""
+        sampling = self._checked_sampling(request)
+        end_token_ids = () if sampling.ignore_eos else self.info.eos_token_ids
+        now = self._clock()
+        seed = sampling.seed if sampling.seed is not None else self._rng.getrandbits(64)
+        taken = Request(
+            request_id=request.request_id,
+            prompt_token_ids=tuple(request.prompt_token_ids),
+            sampling=sampling,
+            seed=seed & (2**64 - 1),
+            end_token_ids=tuple(dict.fromkeys((*end_token_ids, *sampling.stop_token_ids))),
+            arrival_time=now if request.arrival_time is None else request.arrival_time,
+            client_id=request.client_id,
+            priority=request.priority,
+            namespace=prefix_key.namespace(self._fingerprint, "", request.cache_salt),
+        )
+        self._outputs.add(taken)
+        try:
+            self.scheduler.add(taken)
+        except BaseException:
+            self._outputs.forget(request.request_id)
+            raise
+
+    def check_request(self, request: EngineRequest) -> None:
+        """Raises BadRequest when its values are out of bounds, as `add_request` would; takes nothing."""
+        self._checked_sampling(request)
+
+    def abort(self, request_id: str) -> None:
+        """Ends a request in any state, and its blocks are free at once. Its samples' last deltas come with the next
+        step, finish_reason "abort". Idempotent; unknown ids do nothing."""
+        self._end(request_id, "abort", None)
+
+    def step(self) -> list[SequenceDelta]:
+        """Runs one step of whatever is scheduled. What it raises is fatal to the engine."""
+        began = self._clock()
+        deltas, self._pending = self._pending, []
+        plan = self.scheduler.plan(began)
+        self.ran_nothing = plan is None
+        if plan is not None:
+            if plan.added:
+                self._outputs.note_started(began)
+            entered = self._clock()
+            result = self.executor.execute(plan)
+            left = self._clock()
+            self._executor_seconds += left - entered
+            for update in self.scheduler.commit(plan, result, left):
+                delta = self._handle(update, left)
+                if delta is not None:
+                    deltas.append(delta)
+            self._outputs.counters.iteration_tokens.add(plan.num_tokens)
+            self._num_steps += 1
+        if self._pending:  # requests that a fault ended meanwhile
+            deltas += self._pending
+            self._pending = []
+        self._release_blocks()
+        self._step_seconds += self._clock() - began
+        return deltas
+
+    def check_idle(self) -> None:
+        """Checks the block accounts when nothing runs and something ran since the last check. Never raises: a leak
+        is counted and logged, so that a person hears of it before the memory is gone."""
+        if self.scheduler.has_unfinished or self._checked_at_step == self._num_steps:
+            return
+        self._checked_at_step = self._num_steps
+        self._release_blocks()
+        try:
+            self.scheduler.check_integrity()
+        except Exception:
+            self._num_integrity_failures += 1
+            _log.exception("the idle check found the block accounts wrong")
+
+    def stats(self) -> EngineStats:
+        core, counters = self.scheduler.stats(), self._outputs.counters
+        return EngineStats(
+            time=self._clock(),
+            num_requests_running=core.num_running,
+            num_requests_waiting=core.num_waiting,
+            num_blocks_total=core.num_total_blocks,
+            num_blocks_used=core.num_used_blocks,
+            num_blocks_cached=core.num_cached_blocks,
+            num_blocks_free=core.num_free_blocks,
+            num_prompt_tokens=counters.num_prompt_tokens,
+            num_prompt_tokens_cached=counters.num_prompt_tokens_cached,
+            num_generation_tokens=counters.num_generation_tokens,
+            num_prefix_cache_queries=core.prefix_queries_tokens,
+            num_prefix_cache_hits=core.prefix_hits_tokens,
+            num_preemptions=core.num_preemptions,
+            num_block_copies=core.num_copies,
+            num_blocks_folded=core.num_folded,
+            request_success=dict(counters.request_success),
+            num_corrupted_requests=counters.num_corrupted_requests,
+            num_integrity_failures=self._num_integrity_failures,
+            num_steps=self._num_steps,
+            step_seconds=self._step_seconds,
+            executor_seconds=self._executor_seconds,
+            iteration_tokens=counters.iteration_tokens,
+            inter_token_latency_seconds=counters.inter_token_latency_seconds,
+        )
+
+    def close(self) -> None:
+        """Frees the executor's memory and threads. The engine is not used after it."""
+        self.executor.close()
+
+    def _handle(self, update: SequenceUpdate, now: float) -> SequenceDelta | None:
+        try:
+            outcome = self._outputs.process(update, now)
+        except Exception:
+            _log.exception("request %s ended by a fault in its output", update.request_id)
+            self._end(update.request_id, "error", _REQUEST_FAULT)
+            return None
+        if outcome is None:
+            return None
+        if outcome.must_stop:
+            self.scheduler.finish(update.seq_id)
+        return outcome.delta
+
+    def _release_blocks(self) -> None:
+        released = self.scheduler.take_released()
+        if released:
+            self.executor.release_blocks(released)
+
+    def _end(self, request_id: str, reason: FinishReason, error: str | None) -> None:
+        self.scheduler.abort(request_id)
+        self._pending += self._outputs.end(request_id, reason, self._clock(), error)
+
+    def _checked_sampling(self, request: EngineRequest) -> SamplingParams:
+        """With max_tokens clamped to the room. Raises BadRequest."""
+        prompt, sampling, info = request.prompt_token_ids, request.sampling, self.info
+        if not prompt:
+            raise BadRequest("the prompt is empty; send at least one token", param="prompt")
+        if not all(type(token_id) is int for token_id in prompt):
+            raise BadRequest("prompt token ids must be whole numbers", param="prompt")
+        for token_id in (min(prompt), max(prompt)):
+            if not 0 <= token_id < info.vocab_size:
+                raise BadRequest(
+                    f"the prompt holds token {token_id}, the vocabulary is 0 to {info.vocab_size - 1}", param="prompt"
+                )
+        sampling.check_against_model(info.vocab_size)
+        room = info.max_model_len - len(prompt)
+        if room < (0 if sampling.max_tokens == 0 else 1):
+            raise BadRequest(
+                f"prompt has {len(prompt)} tokens, max_model_len is {info.max_model_len}; "
+                f"shorten it to {info.max_model_len - 1} or start with a larger --max-model-len",
+                param="prompt",
+                code="context_length_exceeded",
+            )
+        if sampling.min_tokens > room:
+            raise BadRequest(
+                f"min_tokens is {sampling.min_tokens}, but after a prompt of {len(prompt)} tokens there is room for "
+                f"{room} (max_model_len is {info.max_model_len}); lower min_tokens or shorten the prompt",
+                param="min_tokens",
+            )
+        max_tokens = room if sampling.max_tokens is None else min(sampling.max_tokens, room)
+        return sampling if max_tokens == sampling.max_tokens else replace(sampling, max_tokens=max_tokens)

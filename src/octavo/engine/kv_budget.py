@@ -1,0 +1,84 @@
+"""How many blocks the pool gets and how long a sequence may be: one pure function of options, model and memory.
+
+Refuses to guess silently: where the context is shortened there is a line that says so, and where what was asked
+cannot be had there is a ConfigError that names the largest that can. Invariant of every budget returned: one sequence
+of max_model_len tokens fits into the pool.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from octavo.config import EngineConfig
+from octavo.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class KVBudget:
+    num_blocks: int
+    max_model_len: int  # tokens
+    warnings: tuple[str, ...] = ()
+
+
+def plan_kv_budget(
+    config: EngineConfig, *, context_length: int, kv_bytes_per_block: int, available_bytes: int, num_groups: int = 1
+) -> KVBudget:
+    """`available_bytes`: what the process may take once the weights are in memory. Raises ConfigError."""
+    asked = config.max_model_len
+    if asked is not None and asked > context_length:
+        raise ConfigError(
+            f"max_model_len is {asked}, the model was made for {context_length} tokens; "
+            f"start with --max-model-len {context_length} or less",
+            param="max_model_len",
+        )
+    wanted = context_length if asked is None else asked
+    needed = _blocks_for(wanted, config.block_size, num_groups)
+    num_blocks, source, is_fixed = _blocks_by_memory(
+        config, needed=needed, kv_bytes_per_block=kv_bytes_per_block, available_bytes=available_bytes
+    )
+    if num_blocks >= needed:
+        return KVBudget(num_blocks, wanted)
+    possible = num_blocks if is_fixed else max(num_blocks, available_bytes // kv_bytes_per_block)
+    if asked is None:
+        num_blocks = max(num_blocks, min(num_groups, possible))
+        fits = min(wanted, num_blocks // num_groups * config.block_size)
+        if fits < 1:
+            raise ConfigError(
+                f"{source} holds no KV block of {kv_bytes_per_block} bytes; give more memory or use a smaller model",
+                param="kv_cache_memory_bytes" if is_fixed else "gpu_memory_utilization",
+            )
+        if fits == wanted:
+            return KVBudget(num_blocks, wanted)
+        line = f"max_model_len lowered from {wanted} to {fits} tokens: {source} holds {num_blocks} blocks"
+        return KVBudget(num_blocks, fits, (line,))
+    if possible >= needed:
+        line = (
+            f"the KV cache may grow to {needed * kv_bytes_per_block} bytes, beyond gpu_memory_utilization "
+            f"{config.gpu_memory_utilization:g}: one sequence of max_model_len {asked} needs them"
+        )
+        return KVBudget(needed, asked, (line,))
+    fits = possible // num_groups * config.block_size
+    raise ConfigError(
+        f"max_model_len is {asked}, which needs {needed} blocks of {config.block_size} tokens; {source} holds "
+        f"{possible}; the largest that fits is {fits}: start with --max-model-len {fits} or less, or give more memory",
+        param="max_model_len",
+    )
+
+
+def _blocks_by_memory(
+    config: EngineConfig, *, needed: int, kv_bytes_per_block: int, available_bytes: int
+) -> tuple[int, str, bool]:
+    """(blocks, what decided it for people, whether a person fixed it)."""
+    if config.num_gpu_blocks_override is not None:
+        blocks = config.num_gpu_blocks_override
+        return blocks, f"--num-gpu-blocks-override {blocks}", True
+    if config.kv_cache_memory_bytes is not None:
+        given = config.kv_cache_memory_bytes
+        return given // kv_bytes_per_block, f"--kv-cache-memory-bytes {given}", True
+    budget = int(available_bytes * config.gpu_memory_utilization)
+    source = f"{config.gpu_memory_utilization:g} of the {available_bytes} bytes of memory available"
+    return min(budget // kv_bytes_per_block, needed * config.max_num_seqs), source, False
+
+
+def _blocks_for(num_tokens: int, block_size: int, num_groups: int) -> int:
+    return -(-num_tokens // block_size) * num_groups

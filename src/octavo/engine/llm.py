@@ -1,0 +1,210 @@
+"""`LLM`: the engine without a server, in this process.
+
+    with LLM("smollm2") as llm:
+        for output in llm.generate(["Once upon a time"], SamplingParams(max_tokens=32)):
+            print(output.outputs[0].text)
+
+Refuses threads: one caller at a time. Results come in the order of the prompts, whatever finished first. Invariant:
+after `generate` returns or raises, no request of it is left in the engine.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from octavo.config import DEFAULT_MODEL, EngineConfig
+from octavo.engine.build import build_engine, make_chat_template
+from octavo.engine.engine_request import EngineRequest, new_request_id
+from octavo.engine.info import EngineInfo, EngineStats
+from octavo.errors import BadRequest
+from octavo.outputs import CompletionOutput, RequestOutput, SequenceDelta
+from octavo.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+Prompt = str | Sequence[int]
+Message = Mapping[str, Any]  # {"role": ..., "content": ...}
+
+PROGRESS_MIN_REQUESTS = 2  # a single short answer needs no bar
+
+
+class LLM:
+    """Options are those of EngineConfig, by name. Raises ConfigError or ModelFileError when the engine cannot start."""
+
+    def __init__(self, model: str = DEFAULT_MODEL, **options: Any) -> None:
+        self._config = EngineConfig.from_options({"model": model, **options})
+        self._engine = build_engine(self._config)
+        self._template = make_chat_template(self._engine)
+        self._is_closed = False
+
+    @property
+    def info(self) -> EngineInfo:
+        return self._engine.info
+
+    @property
+    def tokenizer(self) -> Any:
+        """encode, decode, token_bytes: see loading.tokenizer."""
+        return self._engine.tokenizer
+
+    def stats(self) -> EngineStats:
+        return self._engine.stats()
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        progress: bool | None = None,
+    ) -> list[RequestOutput]:
+        """One prompt (text or token ids) or a list of them; parameters for all, or one for each.
+
+        `progress`: a bar on stderr; None: when stderr is a terminal and there is more than one prompt. Raises
+        BadRequest before anything runs when a prompt or parameter is out of bounds; KeyboardInterrupt ends the
+        requests and passes on.
+        """
+        self._check_open()
+        listed = _as_prompts(prompts)
+        params = _as_params(sampling_params, len(listed))
+        wanted = [self._output(prompt) for prompt in listed]
+        show = sys.stderr.isatty() and len(wanted) >= PROGRESS_MIN_REQUESTS if progress is None else progress
+        return self._run(wanted, params, show)
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        add_generation_prompt: bool = True,
+        progress: bool | None = None,
+    ) -> list[RequestOutput]:
+        """One conversation or a list of them, rendered with the model's template. Raises BadRequest without one."""
+        self._check_open()
+        if self._template is None:
+            raise BadRequest(f"{self.info.model} has no chat template; use generate with a prompt of your own")
+        conversations: list[Any] = [messages] if messages and isinstance(messages[0], Mapping) else list(messages)
+        params = _as_params(sampling_params, len(conversations))
+        texts = [self._template.render(each, add_generation_prompt=add_generation_prompt) for each in conversations]
+        wanted = [
+            RequestOutput(new_request_id(), text, self._engine.tokenizer.encode(text, add_special_tokens=False), [])
+            for text in texts
+        ]
+        show = sys.stderr.isatty() and len(wanted) >= PROGRESS_MIN_REQUESTS if progress is None else progress
+        return self._run(wanted, params, show)
+
+    def close(self) -> None:
+        """Frees the model. Idempotent."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._engine.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise BadRequest("this LLM was closed; make another")
+
+    def _output(self, prompt: Prompt) -> RequestOutput:
+        if isinstance(prompt, str):
+            return RequestOutput(new_request_id(), prompt, self._engine.tokenizer.encode(prompt), [])
+        return RequestOutput(new_request_id(), None, [int(token_id) for token_id in prompt], [])
+
+    def _run(
+        self, wanted: Sequence[RequestOutput], params: Sequence[SamplingParams], show_progress: bool
+    ) -> list[RequestOutput]:
+        """Keeps the engine's queue filled and collects; ends whatever is left when it is interrupted."""
+        by_id = {output.request_id: output for output in wanted}
+        waiting = list(zip(wanted, params, strict=True))[::-1]
+        num_open = {output.request_id: sampling.n for output, sampling in zip(wanted, params, strict=True)}
+        max_live = min(2 * self.info.max_num_seqs, self._config.max_queue)  # enough to keep every row busy
+        bar = _progress_bar(len(wanted)) if show_progress else None
+        try:
+            with bar if bar is not None else nullcontext():
+                for output, sampling in zip(wanted, params, strict=True):
+                    self._engine.check_request(_request(output, sampling))
+                live: set[str] = set()
+                while waiting or live:
+                    while waiting and len(live) < max_live:
+                        output, sampling = waiting.pop()
+                        _open_samples(output, sampling)
+                        self._engine.add_request(_request(output, sampling))
+                        live.add(output.request_id)
+                    for delta in self._engine.step():
+                        _collect(by_id[delta.request_id], delta)
+                        if delta.finish_reason is not None:
+                            num_open[delta.request_id] -= 1
+                            if num_open[delta.request_id] == 0:
+                                live.discard(delta.request_id)
+                                if bar is not None:
+                                    bar.advance(bar.task_ids[0])
+        finally:
+            for request_id in by_id:
+                self._engine.abort(request_id)
+            while self._engine.has_unfinished:
+                self._engine.step()
+            self._engine.check_idle()
+        return list(wanted)
+
+
+def _request(output: RequestOutput, sampling: SamplingParams) -> EngineRequest:
+    return EngineRequest(output.request_id, tuple(output.prompt_token_ids), sampling)
+
+
+def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    if isinstance(prompts, str):
+        return [prompts]
+    listed = list(prompts)
+    if listed and all(isinstance(each, int) for each in listed):
+        return [listed]  # type: ignore[list-item]
+    return listed  # type: ignore[return-value]
+
+
+def _as_params(given: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
+    if given is None:
+        return [SamplingParams()] * count
+    if isinstance(given, SamplingParams):
+        return [given] * count
+    if len(given) != count:
+        raise BadRequest(
+            f"{len(given)} sampling_params for {count} prompts; give one, or one for each", param="sampling_params"
+        )
+    return list(given)
+
+
+def _open_samples(output: RequestOutput, sampling: SamplingParams) -> None:
+    output.outputs = [
+        CompletionOutput(index, logprobs=None if sampling.logprobs is None else []) for index in range(sampling.n)
+    ]
+
+
+def _collect(output: RequestOutput, delta: SequenceDelta) -> None:
+    sample = output.outputs[delta.index]
+    sample.text += delta.text
+    sample.token_ids += delta.token_ids
+    if sample.logprobs is not None:
+        sample.logprobs += delta.logprobs
+    sample.finish_reason, sample.stop_reason = delta.finish_reason, delta.stop_reason
+    output.num_cached_tokens = delta.num_cached_tokens
+    if delta.prompt_logprobs is not None:
+        output.prompt_logprobs = list(delta.prompt_logprobs)
+    sample.error = delta.error
+
+
+def _progress_bar(total: int) -> Progress:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+
+    columns = ("requests", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    bar = Progress(*columns, console=Console(stderr=True), transient=True)
+    bar.add_task("requests", total=total)
+    return bar

@@ -1,0 +1,74 @@
+"""How much memory this process may still take: the host's, and that of every control group above it.
+
+Reads files under /proc and /sys and nothing else; where one is missing or says "max" it sets no limit. File caches
+count as available, because the kernel gives them back.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+_UNLIMITED_V1 = 2**60  # version 1 writes "no limit" as a number close to 2**63
+
+
+def available_bytes(root: Path = Path("/")) -> int:
+    """The least of MemAvailable and what remains under each cgroup limit. `root` stands in for / in tests."""
+    limits = [_host_available(root), *_cgroup_available(root)]
+    return max(0, min(limits))
+
+
+def _host_available(root: Path) -> int:
+    for line in _read(root / "proc/meminfo").splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _cgroup_available(root: Path) -> list[int]:
+    """What remains in each group from this process's own up to the root of its hierarchy."""
+    remaining = []
+    for line in _read(root / "proc/self/cgroup").splitlines():
+        number, controllers, path = line.split(":", 2)
+        if number == "0" and not controllers:
+            base, limit, usage, cache = root / "sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"
+        elif "memory" in controllers.split(","):
+            base, cache = root / "sys/fs/cgroup/memory", "total_inactive_file"
+            limit, usage = "memory.limit_in_bytes", "memory.usage_in_bytes"
+        else:
+            continue
+        for group in _upwards(base, path):
+            room = _group_available(group, limit, usage, cache)
+            if room is not None:
+                remaining.append(room)
+    return remaining
+
+
+def _upwards(base: Path, path: str) -> list[Path]:
+    """The group's folder and those above it, up to `base`. In a container the path may not exist below the mount."""
+    parts = [part for part in path.split("/") if part and part != ".."]
+    return [base.joinpath(*parts[:count]) for count in range(len(parts), -1, -1)]
+
+
+def _group_available(group: Path, limit_name: str, usage_name: str, cache_name: str) -> int | None:
+    limit, usage = _read_int(group / limit_name), _read_int(group / usage_name)
+    if limit is None or usage is None or limit >= _UNLIMITED_V1:
+        return None
+    cache = 0
+    for line in _read(group / "memory.stat").splitlines():
+        name, _, value = line.partition(" ")
+        if name == cache_name and value.isdigit():
+            cache = int(value)
+    return limit - max(0, usage - cache)
+
+
+def _read_int(path: Path) -> int | None:
+    text = _read(path).strip()
+    return int(text) if text.isdigit() else None
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,222 @@
+"""From tokens to what a client sees: text, stop strings, finish reasons, timings. One state a live request.
+
+Refuses to schedule: it says when a sample must end (`Outcome.must_stop`), the engine tells the scheduler. Invariants:
+every sample sends exactly one delta with a finish_reason, the last of its request carries the timings, and then the
+request is forgotten; updates for what is forgotten are ignored.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from octavo.engine.detokenizer import Detokenizer, TextTokenizer
+from octavo.engine.info import ITERATION_TOKEN_BOUNDS, LATENCY_BOUNDS, Histogram
+from octavo.engine.stop_strings import StopFilter, prepare_stop_strings
+from octavo.errors import BadRequest
+from octavo.outputs import FinishReason, RequestTimings, SequenceDelta
+
+if TYPE_CHECKING:
+    from octavo.core.request import Request, SequenceUpdate
+
+
+class OutputCounters:
+    """What the outputs add up to since the start. Written here only."""
+
+    def __init__(self) -> None:
+        self.num_prompt_tokens = 0
+        self.num_prompt_tokens_cached = 0
+        self.num_generation_tokens = 0
+        self.num_corrupted_requests = 0
+        self.request_success: dict[str, int] = {"stop": 0, "length": 0, "abort": 0, "error": 0}
+        self.iteration_tokens = Histogram(ITERATION_TOKEN_BOUNDS)
+        self.inter_token_latency_seconds = Histogram(LATENCY_BOUNDS)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    delta: SequenceDelta
+    must_stop: bool  # a stop string ended the sample; the scheduler does not know yet
+
+
+class _Sample:
+    __slots__ = ("detokenizer", "finished", "last_token_time", "num_tokens", "stop_filter")
+
+    def __init__(self, detokenizer: Detokenizer, stop_filter: StopFilter) -> None:
+        self.detokenizer = detokenizer
+        self.stop_filter = stop_filter
+        self.num_tokens = 0
+        self.last_token_time: float | None = None
+        self.finished = False
+
+
+class _State:
+    __slots__ = ("first_scheduled_time", "first_token_time", "num_cached_tokens", "num_open", "request", "samples")
+
+    def __init__(self, request: Request, tokenizer: TextTokenizer) -> None:
+        sampling = request.sampling
+        patterns = prepare_stop_strings(sampling.stop)
+        self.request = request
+        self.samples = [
+            _Sample(
+                Detokenizer(tokenizer, skip_special_tokens=sampling.skip_special_tokens),
+                StopFilter(patterns, include_in_output=sampling.include_stop_str_in_output),
+            )
+            for _ in range(sampling.n)
+        ]
+        self.num_open = sampling.n
+        self.num_cached_tokens = 0
+        self.first_scheduled_time: float | None = None
+        self.first_token_time: float | None = None
+
+
+class OutputProcessor:
+    def __init__(self, tokenizer: TextTokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._states: dict[str, _State] = {}
+        self._unstarted: dict[str, _State] = {}  # of these, not scheduled yet, oldest first
+        self.counters = OutputCounters()
+
+    def __len__(self) -> int:
+        """Live requests."""
+        return len(self._states)
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._states
+
+    def add(self, request: Request) -> None:
+        """Raises BadRequest when the id is in use."""
+        if request.request_id in self._states:
+            raise BadRequest(f"request id {request.request_id!r} is in use; ids inside the engine are unique")
+        state = _State(request, self._tokenizer)
+        self._states[request.request_id] = self._unstarted[request.request_id] = state
+
+    def note_started(self, now: float) -> None:
+        """`now`: when the plan was made that may have scheduled some requests for the first time."""
+        started = [request_id for request_id, state in self._unstarted.items() if state.request.was_started]
+        for request_id in started:
+            self._unstarted.pop(request_id).first_scheduled_time = now
+
+    def forget(self, request_id: str) -> None:
+        """A request that was never taken by the scheduler."""
+        self._states.pop(request_id, None)
+        self._unstarted.pop(request_id, None)
+
+    def process(self, update: SequenceUpdate, now: float) -> Outcome | None:
+        """None when the sample is gone. Raises whatever detokenising raises: the caller ends that request."""
+        state = self._states.get(update.request_id)
+        if state is None or state.samples[update.index].finished:
+            return None
+        sample = state.samples[update.index]
+        text, num_taken, stop_string = _read_tokens(state, sample, update)
+        finish_reason: FinishReason | None = "stop" if stop_string is not None else update.finish_reason
+        stop_reason: str | int | None = stop_string
+        if finish_reason is not None and stop_string is None:
+            tail = sample.stop_filter.push(sample.detokenizer.flush(), honoured=False)
+            text += tail.text + sample.stop_filter.flush()
+            stop_reason = _stop_token(state, update)
+        self._count_tokens(state, sample, update, num_taken, now)
+        timings = self._finish(update.request_id, state, sample, finish_reason, now) if finish_reason else None
+        delta = SequenceDelta(
+            request_id=update.request_id,
+            index=update.index,
+            text=text,
+            token_ids=update.new_token_ids[:num_taken],
+            logprobs=update.logprobs[:num_taken],
+            finish_reason=finish_reason,
+            stop_reason=stop_reason,
+            error=update.error,
+            num_prompt_tokens=len(state.request.prompt_token_ids),
+            num_cached_tokens=state.num_cached_tokens,
+            prompt_logprobs=None if update.prompt_logprobs is None else (None, *update.prompt_logprobs),
+            timings=timings,
+        )
+        return Outcome(delta, must_stop=stop_string is not None and update.finish_reason is None)
+
+    def end(self, request_id: str, reason: FinishReason, now: float, error: str | None = None) -> list[SequenceDelta]:
+        """Ends every open sample of a request from outside; what was held back is dropped. Unknown ids: nothing."""
+        state = self._states.get(request_id)
+        if state is None:
+            return []
+        deltas = []
+        for index, sample in enumerate(state.samples):
+            if not sample.finished:
+                timings = self._finish(request_id, state, sample, reason, now)
+                deltas.append(
+                    SequenceDelta(
+                        request_id=request_id,
+                        index=index,
+                        text="",
+                        token_ids=(),
+                        finish_reason=reason,
+                        error=error,
+                        num_prompt_tokens=len(state.request.prompt_token_ids),
+                        num_cached_tokens=state.num_cached_tokens,
+                        timings=timings,
+                    )
+                )
+        return deltas
+
+    def _count_tokens(self, state: _State, sample: _Sample, update: SequenceUpdate, num_new: int, now: float) -> None:
+        counters = self.counters
+        state.num_cached_tokens = max(state.num_cached_tokens, update.num_cached_tokens)
+        if update.finish_reason == "error":
+            counters.num_corrupted_requests += 1
+        if num_new == 0:
+            return
+        if state.first_token_time is None:
+            state.first_token_time = now
+            counters.num_prompt_tokens += len(state.request.prompt_token_ids)
+            counters.num_prompt_tokens_cached += state.num_cached_tokens
+        if sample.last_token_time is not None:
+            counters.inter_token_latency_seconds.add((now - sample.last_token_time) / num_new, num_new)
+        sample.last_token_time = now
+        counters.num_generation_tokens += num_new
+
+    def _finish(
+        self, request_id: str, state: _State, sample: _Sample, reason: FinishReason, now: float
+    ) -> RequestTimings | None:
+        sample.finished = True
+        state.num_open -= 1
+        if state.num_open:
+            return None
+        self.forget(request_id)
+        self.counters.request_success[reason] += 1
+        request = state.request
+        return RequestTimings(
+            arrival_time=request.arrival_time,
+            first_scheduled_time=state.first_scheduled_time,
+            first_token_time=state.first_token_time,
+            finished_time=now,
+            num_prompt_tokens=len(request.prompt_token_ids),
+            num_cached_tokens=state.num_cached_tokens,
+            num_generation_tokens=sum(each.num_tokens for each in state.samples),
+            max_num_generation_tokens=max(each.num_tokens for each in state.samples),
+            num_samples=request.sampling.n,
+            max_tokens=request.sampling.max_tokens or 0,
+        )
+
+
+def _read_tokens(state: _State, sample: _Sample, update: SequenceUpdate) -> tuple[str, int, str | None]:
+    """The text the new tokens release, how many of them were read, and the stop string that ended the reading."""
+    sampling = state.request.sampling
+    ends_with_stop_token = update.finish_reason == "stop" and not sampling.include_stop_str_in_output
+    text = ""
+    for place, token_id in enumerate(update.new_token_ids):
+        sample.num_tokens += 1
+        if ends_with_stop_token and place == len(update.new_token_ids) - 1:
+            continue  # an end token is no part of the text
+        piece = sample.detokenizer.push(token_id)
+        released = sample.stop_filter.push(piece, honoured=sample.num_tokens > sampling.min_tokens)
+        text += released.text
+        if released.stop_string is not None:
+            return text, place + 1, released.stop_string
+    return text, len(update.new_token_ids), None
+
+
+def _stop_token(state: _State, update: SequenceUpdate) -> int | None:
+    """The stop token id that ended a sample; None where it was the model's own end of sequence."""
+    if update.finish_reason != "stop" or not update.new_token_ids:
+        return None
+    last = update.new_token_ids[-1]
+    return last if last in state.request.sampling.stop_token_ids else None

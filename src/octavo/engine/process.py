@@ -1,0 +1,212 @@
+"""The engine process: `python -m octavo.engine.process FD`, where FD is its end of a socket pair.
+
+Reads one Start frame, builds the engine, says Ready or Failed, then steps for as long as the server's end is open.
+Refuses to outlive its server, to block on one that does not read (it pauses, bounded, still taking aborts), and to go
+on after a fault that is not one request's: that is said once on stderr and in a Fatal frame, exit code 1. SIGINT is
+left to the server, SIGTERM ends the process. Invariant: a heartbeat, sent by the step loop itself, leaves at least
+once a second while the loop turns.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import os
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+from octavo.engine import frames
+from octavo.errors import InternalError, ModelFileError, OctavoError, RequestError, TooLarge
+
+if TYPE_CHECKING:
+    from octavo.config import EngineConfig
+    from octavo.engine.engine import Engine
+    from octavo.outputs import SequenceDelta
+
+HEARTBEAT_SECONDS: Final = 1.0
+BUSY_STATS_SECONDS: Final = 0.1  # how often statistics leave while steps follow each other
+PROGRESS_SECONDS: Final = 0.1
+LAST_WORDS_SECONDS: Final = 1.0
+STALL_WAIT_SECONDS: Final = 0.005  # before asking again a scheduler that has requests but no plan
+STALL_LIMIT_SECONDS: Final = 30.0  # so long without a plan, with requests waiting, is a fault of ours
+_PR_SET_PDEATHSIG: Final = 1
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Exit code: 0 when the server's end closed, 1 after a failure that was told in a frame, 2 on wrong usage."""
+    if len(arguments) != 1 or not arguments[0].isdigit():
+        print("usage: python -m octavo.engine.process FD (started by octavo itself)", file=sys.stderr)
+        return 2
+    _tie_to_parent()
+    channel = frames.EngineChannel(socket.socket(fileno=int(arguments[0])))
+    try:
+        return _run(channel)
+    except Exception as error:
+        traceback.print_exc()
+        channel.try_send(frames.Fatal(f"{type(error).__name__} in the engine; the engine's stderr tells more"))
+        channel.drain(LAST_WORDS_SECONDS)
+        return 1
+
+
+def _run(channel: frames.EngineChannel) -> int:
+    config = _await_start(channel)
+    if config is None:
+        return 0
+    engine = _build(channel, config)
+    if engine is None:
+        channel.drain(LAST_WORDS_SECONDS)
+        return 1
+    channel.send(frames.Ready(engine.info))
+    gc.collect()
+    gc.freeze()  # the model's objects live as long as the process: no collection need look at them again
+    StepLoop(engine, channel).run()
+    return 0
+
+
+def _await_start(channel: frames.EngineChannel) -> EngineConfig | None:
+    """None: the server's end closed. Raises FrameError when something else comes first."""
+    while not channel.is_closed:
+        messages = channel.receive()
+        if messages:
+            if not isinstance(messages[0], frames.Start) or len(messages) > 1:
+                raise frames.FrameError("the first frame must be Start, and nothing may follow it before Ready")
+            return messages[0].config
+        channel.wait(HEARTBEAT_SECONDS)
+    return None
+
+
+def _build(channel: frames.EngineChannel, config: EngineConfig) -> Engine | None:
+    """None: the failure was sent."""
+    from octavo.engine.build import build_engine  # here, so that a bad import is a Failed frame too
+
+    last_sent = -1.0
+
+    def report(stage: str, fraction: float) -> None:
+        nonlocal last_sent
+        now = time.monotonic()
+        if now - last_sent >= PROGRESS_SECONDS or fraction >= 1.0:
+            last_sent = now
+            channel.try_send(frames.Progress(stage, fraction))
+
+    try:
+        return build_engine(config, progress=report)
+    except OctavoError as error:
+        channel.try_send(frames.Failed(frames.WireError.of(error)))
+    except MemoryError:
+        error_ = ModelFileError(f"there is not enough memory to load {config.model}; free some or use a smaller model")
+        channel.try_send(frames.Failed(frames.WireError.of(error_)))
+    return None
+
+
+class StepLoop:
+    """Drain the inbox, step, send; wait when there is nothing to do."""
+
+    def __init__(self, engine: Engine, channel: frames.EngineChannel) -> None:
+        self._engine = engine
+        self._channel = channel
+        self._heartbeat_time = -HEARTBEAT_SECONDS
+        self._progress_time = time.monotonic()  # when last a step ran something
+
+    def run(self) -> None:
+        """Until the server's end closes. Raises what is fatal to the engine, FrameError among it."""
+        engine, channel = self._engine, self._channel
+        self._send_heartbeat()
+        while not channel.is_closed:
+            for message in channel.receive():
+                self._handle(message)
+            if channel.is_congested:
+                self._pause()
+            elif engine.has_unfinished:
+                self._step()
+            else:
+                self._idle()
+
+    def _step(self) -> None:
+        deltas = self._engine.step()
+        self._send_deltas(deltas)
+        is_idle = not self._engine.has_unfinished
+        if is_idle or not self._engine.ran_nothing:
+            self._progress_time = time.monotonic()
+        else:
+            self._stall()
+        if is_idle or time.monotonic() - self._heartbeat_time >= BUSY_STATS_SECONDS:
+            self._send_heartbeat()
+
+    def _stall(self) -> None:
+        """Requests, but nothing to run. Raises InternalError when that lasts: an error beats waiting for ever."""
+        stalled = time.monotonic() - self._progress_time
+        if stalled >= STALL_LIMIT_SECONDS:
+            raise InternalError(f"requests wait but nothing ran for {stalled:.0f} s: {self._engine.stats()}")
+        self._channel.wait(STALL_WAIT_SECONDS)
+
+    def _idle(self) -> None:
+        """Waits for a message; when a heartbeat passes without one, looks after the house."""
+        self._progress_time = time.monotonic()
+        self._channel.wait(max(0.0, self._heartbeat_time + HEARTBEAT_SECONDS - time.monotonic()))
+        if time.monotonic() - self._heartbeat_time >= HEARTBEAT_SECONDS:
+            self._engine.check_idle()
+            self._send_heartbeat()
+
+    def _pause(self) -> None:
+        """The server does not read: no step, no heartbeat (it could not read that either) until it does."""
+        self._channel.wait(HEARTBEAT_SECONDS)
+
+    def _send_heartbeat(self) -> None:
+        self._heartbeat_time = time.monotonic()
+        self._channel.send(frames.Heartbeat(self._engine.stats()))
+
+    def _send_deltas(self, deltas: Sequence[SequenceDelta]) -> None:
+        """One frame a step, which is a sign of life even when empty; several where one would be too large."""
+        try:
+            self._channel.send(frames.StepDone(tuple(deltas)))
+        except TooLarge:
+            if len(deltas) > 1:
+                half = len(deltas) // 2
+                self._send_deltas(deltas[:half])
+                self._send_deltas(deltas[half:])
+            else:
+                self._refuse(deltas[0])
+
+    def _refuse(self, delta: SequenceDelta) -> None:
+        """One delta too large for a frame ends its request."""
+        self._engine.abort(delta.request_id)
+        error = TooLarge("one step's log-probabilities exceed what one frame carries; ask for fewer")
+        self._channel.send(frames.Rejected(delta.request_id, frames.WireError.of(error)))
+
+    def _handle(self, message: frames.ToEngine) -> None:
+        match message:
+            case frames.Abort(request_id=request_id):
+                self._engine.abort(request_id)
+            case frames.Add(request=request):
+                try:
+                    self._engine.add_request(request)
+                except RequestError as error:
+                    self._channel.send(frames.Rejected(request.request_id, frames.WireError.of(error)))
+                except Exception:
+                    traceback.print_exc()
+                    fault = InternalError("this request met a fault inside the server; the others go on")
+                    self._channel.send(frames.Rejected(request.request_id, frames.WireError.of(fault)))
+            case _:
+                raise frames.FrameError(f"the server sent {type(message).__name__} while running")
+
+
+def _tie_to_parent() -> None:
+    """Signals as the module says; and when the server dies, so does this process, even in the middle of a step."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    parent = os.getppid()
+    with contextlib.suppress(OSError, AttributeError):  # Linux only; elsewhere the closing socket is enough
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # it died in between
+        sys.exit(0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

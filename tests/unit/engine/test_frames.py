@@ -1,0 +1,175 @@
+"""Frames: what goes in comes out; anything else is refused before it costs memory."""
+
+import asyncio
+import dataclasses
+import pickle
+import socket
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from octavo.config import EngineConfig
+from octavo.engine import frames
+from octavo.engine.engine_request import EngineRequest
+from octavo.engine.info import EngineStats
+from octavo.errors import BadRequest, ConfigError, InternalError, OctavoError, QueueFull, TooLarge
+from octavo.outputs import RequestTimings, SequenceDelta, TokenLogprobs
+from octavo.sampling_params import SamplingParams
+
+REQUEST = EngineRequest(
+    "id",
+    (0, 5, 49151),
+    SamplingParams(seed=2**64 - 1, logit_bias={7: -1.5}, stop=("끝", "\n"), stop_token_ids=(2,), logprobs=3),
+    client_id="c",
+    cache_salt="s",
+    arrival_time=1.25,
+)
+DELTA = SequenceDelta(
+    "id",
+    1,
+    "글🙂",
+    (1, 2),
+    logprobs=(TokenLogprobs(1, -0.1, ((1, -0.1), (0, -2.5))), TokenLogprobs(2, -9999.0)),
+    finish_reason="stop",
+    stop_reason="끝",
+    prompt_logprobs=(None, TokenLogprobs(3, -1.0)),
+    timings=RequestTimings(0.5, 1.0, None, 2.0, 3, 0, 2, 1, 2, 16),
+)
+
+
+@pytest.mark.parametrize("message", [frames.Start(EngineConfig(seed=3)), frames.Add(REQUEST), frames.Abort("id")])
+def test_messages_to_the_engine_round_trip(message: frames.ToEngine) -> None:
+    assert frames.decode_to_engine(frames.encode(message)[4:]) == message
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        frames.Progress("packing weights", 0.5),
+        frames.Failed(frames.WireError.of(ConfigError("no", param="isa"))),
+        frames.StepDone((DELTA, dataclasses.replace(DELTA, stop_reason=7))),
+        frames.Rejected("id", frames.WireError.of(BadRequest("x"))),
+        frames.Heartbeat(EngineStats(time=1.0, request_success={"stop": 2})),
+        frames.Fatal("boom"),
+    ],
+)
+def test_messages_from_the_engine_round_trip(message: frames.FromEngine) -> None:
+    assert frames.decode_from_engine(frames.encode(message)[4:]) == message
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        BadRequest("m", param="n", code="c"),
+        QueueFull("full", retry_after_seconds=7),
+        ConfigError("m", param="isa"),
+        InternalError("m"),
+    ],
+)
+def test_errors_keep_their_kind_and_words(error: OctavoError) -> None:
+    back = frames.WireError.of(error).to_error()
+    assert type(back) is type(error)
+    assert vars(back) == vars(error)
+
+
+def test_an_error_of_an_unknown_kind_is_an_internal_one() -> None:
+    assert type(frames.WireError("SystemExit", "m").to_error()) is InternalError
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"\xc1",
+        pickle.dumps({"type": "add"}),
+        msgspec.msgpack.encode({"type": "shutdown"}),
+        msgspec.msgpack.encode({"request_id": "x"}),
+        msgspec.msgpack.encode({"type": "abort", "request_id": 5}),
+        msgspec.msgpack.encode({"type": "ready", "info": {}}),
+        msgspec.msgpack.encode({"type": "start", "config": {"block_size": 0}}),
+        msgspec.msgpack.encode(
+            {"type": "add", "request": {"request_id": "", "prompt_token_ids": [1], "sampling": {"n": 0}}}
+        ),
+        b"\x91" * 5000 + b"\xc0",
+    ],
+)
+def test_what_is_no_message_of_ours_is_refused(body: bytes) -> None:
+    with pytest.raises(frames.FrameError):
+        frames.decode_to_engine(body)
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_a_message_or_a_frame_error(body: bytes) -> None:
+    for decode in (frames.decode_to_engine, frames.decode_from_engine):
+        try:
+            decode(body)
+        except frames.FrameError:
+            pass
+
+
+def test_too_large_a_frame_is_refused_both_ways() -> None:
+    with pytest.raises(TooLarge):
+        frames.encode(frames.Fatal("x" * (frames.MAX_FRAME_BYTES + 1)))
+    with pytest.raises(frames.FrameError, match="announced"):
+        frames.body_length((frames.MAX_FRAME_BYTES + 1).to_bytes(4, "little"))
+
+
+def test_half_a_surrogate_pair_is_the_requests_fault() -> None:
+    with pytest.raises(BadRequest, match="surrogate"):
+        frames.encode(frames.Abort("\ud800"))
+
+
+def test_the_engines_end_reads_messages_however_the_bytes_arrive() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        channel = frames.EngineChannel(theirs)
+        data = frames.encode(frames.Abort("a")) + frames.encode(frames.Add(REQUEST)) + frames.encode(frames.Abort("b"))
+        got: list[frames.ToEngine] = []
+        for begin in range(0, len(data), 7):
+            ours.sendall(data[begin : begin + 7])
+            got += channel.receive()
+        assert got == [frames.Abort("a"), frames.Add(REQUEST), frames.Abort("b")]
+        assert channel.receive() == []
+        assert not channel.is_closed
+        ours.close()
+        assert channel.receive() == []
+        assert channel.is_closed
+
+
+def test_the_engines_end_never_blocks_on_a_server_that_does_not_read() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        channel = frames.EngineChannel(theirs, max_outbox_bytes=100_000)
+        sent = 0
+        while not channel.is_congested:
+            channel.send(frames.Fatal("x" * 10_000))
+            sent += 1
+        received = b""
+        total = sent * len(frames.encode(frames.Fatal("x" * 10_000)))
+        while len(received) < total:
+            received += ours.recv(65536)
+            channel.wait(0.0)
+        assert not channel.is_congested
+        ours.close()
+        channel.send(frames.Fatal("to nobody"))
+        assert channel.is_closed
+        channel.drain(0.0)
+
+
+def test_the_servers_end_tells_a_clean_end_from_a_torn_frame() -> None:
+    async def read(data: bytes) -> list[frames.FromEngine | None]:
+        reader = asyncio.StreamReader()
+        reader.feed_data(data)
+        reader.feed_eof()
+        got: list[frames.FromEngine | None] = []
+        while not got or got[-1] is not None:
+            got.append(await frames.read_frame(reader))
+        return got
+
+    whole = frames.encode(frames.StepDone((DELTA,))) + frames.encode(frames.Fatal("x"))
+    assert asyncio.run(read(whole)) == [frames.StepDone((DELTA,)), frames.Fatal("x"), None]
+    for cut in (2, 4, 30, len(whole) - 1):
+        with pytest.raises(frames.FrameError):
+            asyncio.run(read(whole[:cut]))

@@ -1,0 +1,92 @@
+"""The number of blocks and the context, from options, model and memory."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from octavo.config import EngineConfig
+from octavo.engine.kv_budget import KVBudget, plan_kv_budget
+from octavo.errors import ConfigError
+
+BLOCK = 1000  # bytes
+
+
+def plan(available: int, context: int = 160, groups: int = 1, **options: object) -> KVBudget:
+    return plan_kv_budget(
+        EngineConfig.from_options(options),
+        context_length=context,
+        kv_bytes_per_block=BLOCK,
+        available_bytes=available,
+        num_groups=groups,
+    )
+
+
+def test_the_share_of_memory_decides_up_to_what_all_rows_can_fill() -> None:
+    assert plan(100 * BLOCK, max_num_seqs=64) == KVBudget(50, 160)
+    assert plan(10**9, max_num_seqs=3) == KVBudget(30, 160)
+
+
+def test_the_context_is_lowered_to_what_fits_with_one_line() -> None:
+    budget = plan(10 * BLOCK)
+    assert (budget.num_blocks, budget.max_model_len) == (5, 80)
+    assert len(budget.warnings) == 1
+    assert "from 160 to 80" in budget.warnings[0]
+
+
+def test_an_asked_context_may_take_more_than_the_share() -> None:
+    budget = plan(12 * BLOCK, max_model_len=160)
+    assert (budget.num_blocks, budget.max_model_len) == (10, 160)
+    assert len(budget.warnings) == 1
+
+
+def test_a_clash_names_the_largest_that_fits() -> None:
+    with pytest.raises(ConfigError, match="largest that fits is 112:"):
+        plan(10**9, max_model_len=160, kv_cache_memory_bytes=7 * BLOCK + 1)
+    with pytest.raises(ConfigError, match="largest that fits is 48:"):
+        plan(10**9, max_model_len=160, num_gpu_blocks_override=3)
+    assert plan(10**9, max_model_len=112, kv_cache_memory_bytes=7 * BLOCK).num_blocks == 7
+
+
+def test_given_memory_is_taken_as_given() -> None:
+    assert plan(0, kv_cache_memory_bytes=7 * BLOCK).max_model_len == 112
+    assert plan(0, num_gpu_blocks_override=1000, max_num_seqs=1) == KVBudget(1000, 160)
+
+
+def test_a_context_beyond_the_model_is_refused() -> None:
+    with pytest.raises(ConfigError, match="made for 160"):
+        plan(10**9, max_model_len=161)
+
+
+def test_no_room_for_a_single_block_is_an_error_and_for_one_is_enough() -> None:
+    with pytest.raises(ConfigError, match="no KV block"):
+        plan(BLOCK - 1)
+    with pytest.raises(ConfigError, match="no KV block"):
+        plan(10**9, kv_cache_memory_bytes=BLOCK - 1)
+    assert plan(BLOCK).max_model_len == 16
+
+
+@given(
+    st.integers(0, 300 * BLOCK),
+    st.integers(1, 400),
+    st.integers(1, 3),
+    st.none() | st.integers(1, 400),
+    st.none() | st.integers(1, 300 * BLOCK),
+    st.none() | st.integers(1, 300),
+)
+def test_every_budget_holds_one_full_sequence(
+    available: int, context: int, groups: int, asked: int | None, memory: int | None, blocks: int | None
+) -> None:
+    try:
+        budget = plan(
+            available,
+            context,
+            groups,
+            max_model_len=asked,
+            kv_cache_memory_bytes=memory,
+            num_gpu_blocks_override=blocks,
+        )
+    except ConfigError:
+        return
+    assert 1 <= budget.max_model_len <= context
+    assert budget.num_blocks >= -(-budget.max_model_len // 16) * groups
+    assert asked in (None, budget.max_model_len)
