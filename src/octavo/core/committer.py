@@ -1,0 +1,197 @@
+"""Takes one step's result in: advances counts, publishes full blocks, appends tokens, forks, ends sequences.
+
+Called by `Scheduler.commit`, in the order of the plans. Refuses to plan: what it frees is handed out by a later plan.
+A sequence that ended while its step was in flight leaves no trace but the blocks it now gives back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Sequence as Listing
+
+from octavo.core.block import SeqId
+from octavo.core.kv_cache_manager import KVCacheManager
+from octavo.core.request import Sequence, SequenceUpdate, Status
+from octavo.core.roster import Roster
+from octavo.core.scheduler_config import SchedulerConfig
+from octavo.core.scheduler_output import SchedulerOutput, StepOutput
+from octavo.outputs import FinishReason, TokenLogprobs
+
+_Verdict = tuple[FinishReason, int | None]  # why a sequence ends, and the stop token id
+
+
+class Committer:
+    def __init__(
+        self, config: SchedulerConfig, kv: KVCacheManager, roster: Roster, new_seq_id: Callable[[], SeqId]
+    ) -> None:
+        self._config = config
+        self._kv = kv
+        self._roster = roster
+        self._new_seq_id = new_seq_id
+
+    def commit(self, plan: SchedulerOutput, sequences: Listing[Sequence], result: StepOutput) -> list[SequenceUpdate]:
+        """Updates in the plan's order; the samples of a fork follow each other. Mutates `sequences`."""
+        updates: list[SequenceUpdate] = []
+        append = updates.append
+        finished, block_size, caching = Status.FINISHED, self._config.block_size, self._config.enable_prefix_caching
+        tokens, logprobs, failed, place = result.token_ids, result.logprobs, result.failed, 0
+        for sequence, count, draws in zip(sequences, plan.num_scheduled_tokens, plan.num_samples, strict=True):
+            drawn_at, place = place, place + draws
+            sequence.num_inflight_tokens -= count
+            sequence.num_pending_tokens -= draws
+            if sequence.status is finished:
+                self._roster.landed(sequence)
+                continue
+            if failed and sequence.seq_id in failed:
+                self._end_whole(sequence, "error", failed[sequence.seq_id], updates)
+                continue
+            before = sequence.num_computed_tokens
+            computed = sequence.num_computed_tokens = before + count
+            if caching and computed // block_size != before // block_size:
+                self._publish(sequence)
+            if draws != 1 or sequence.num_draws != 1 or sequence.prompt_logprobs is not None:
+                self._commit_prompt(sequence, result, drawn_at, draws, updates)
+                continue
+            token_id = tokens[drawn_at]
+            sequence.token_ids.append(token_id)
+            length = len(sequence.token_ids)
+            entry = (logprobs[drawn_at],) if drawn_at in logprobs else ()
+            if length < sequence.max_num_tokens and token_id not in sequence.end_token_ids:
+                request = sequence.request
+                append(
+                    SequenceUpdate(
+                        request.request_id,
+                        sequence.seq_id,
+                        sequence.index,
+                        (token_id,),
+                        entry,
+                        num_cached_tokens=request.num_cached_tokens,
+                    )
+                )
+            else:
+                append(self._tell(sequence, entry, None))
+        return updates
+
+    # -- one sequence ------------------------------------------------------------------------------------------------
+
+    def _publish(self, sequence: Sequence) -> None:
+        tables, keys = sequence.tables, sequence.keys
+        assert tables is not None
+        first = tables.num_published
+        keys.extend(sequence.token_ids)
+        self._kv.publish(tables, keys, sequence.num_computed_tokens)
+        self._roster.computed(sequence, keys.keys[first : tables.num_published])
+
+    def _commit_prompt(
+        self, sequence: Sequence, result: StepOutput, place: int, draws: int, updates: list[SequenceUpdate]
+    ) -> None:
+        """All that is not one token drawn: chunks inside a prompt, its log-probabilities, forks, scoring."""
+        if sequence.prompt_logprobs is not None:
+            sequence.prompt_logprobs.extend(result.prompt_logprobs.get(sequence.seq_id, ()))
+        if sequence.num_draws == 0:
+            if sequence.num_computed_tokens == len(sequence.token_ids):
+                self._end_whole(sequence, "length", None, updates)
+            return
+        if draws == 0:
+            return
+        token_ids = result.token_ids[place : place + draws]
+        entries = [(result.logprobs[i],) if i in result.logprobs else () for i in range(place, place + draws)]
+        prompt_logprobs = _collected(sequence)
+        children = self._children(sequence, draws)
+        samples = [sequence, *children]
+        for sample, token_id in zip(samples, token_ids, strict=True):
+            sample.token_ids.append(token_id)
+        if children:
+            self._place_children(sequence, children)
+        for sample, entry in zip(samples, entries, strict=True):
+            updates.append(self._tell(sample, entry, prompt_logprobs))
+
+    def _children(self, parent: Sequence, draws: int) -> list[Sequence]:
+        """Samples 1 .. draws - 1, with the tokens of the prompt."""
+        parent.num_draws = 1
+        children = []
+        for index in range(1, draws):
+            child = Sequence(self._new_seq_id(), parent.request, index, parent.token_ids.copy(), parent.keys.fork())
+            child.prompt_logprobs = None
+            children.append(child)
+        return children
+
+    def _place_children(self, parent: Sequence, children: list[Sequence]) -> None:
+        """Forks as many as have rows beside the parent, oldest first; the others are parked until a sibling ends."""
+        num_rows = self._config.max_num_seqs - 1
+        for child in children:
+            if _verdict(child) is not None:
+                child.status = Status.FINISHED
+            elif num_rows > 0:
+                num_rows -= 1
+                self._roster.fork(parent, child)
+            else:
+                child.status = Status.PARKED
+        self._roster.join(parent.request, children)
+
+    def _tell(
+        self,
+        sequence: Sequence,
+        entry: tuple[TokenLogprobs, ...],
+        prompt_logprobs: tuple[TokenLogprobs, ...] | None,
+    ) -> SequenceUpdate:
+        """The update for a token just appended; ends the sequence if it is the last."""
+        request = sequence.request
+        verdict = _verdict(sequence)
+        if verdict is not None and sequence.status is not Status.FINISHED:
+            self._roster.end(sequence)
+        reason, stop_reason = verdict or (None, None)
+        return SequenceUpdate(
+            request.request_id,
+            sequence.seq_id,
+            sequence.index,
+            (sequence.token_ids[-1],),
+            entry,
+            reason,
+            stop_reason,
+            None,
+            request.num_cached_tokens,
+            prompt_logprobs,
+        )
+
+    def _end_whole(
+        self, sequence: Sequence, reason: FinishReason, error: str | None, updates: list[SequenceUpdate]
+    ) -> None:
+        """Ends a sequence without a token; before the fork it stands for every sample of its request."""
+        request = sequence.request
+        is_forked = len(request.sequences) > 1
+        prompt_logprobs = _collected(sequence) if error is None else None
+        indices = [sequence.index] if is_forked else range(request.sampling.n)
+        updates.extend(
+            SequenceUpdate(
+                request.request_id,
+                sequence.seq_id,
+                index,
+                (),
+                finish_reason=reason,
+                error=error,
+                num_cached_tokens=request.num_cached_tokens,
+                prompt_logprobs=prompt_logprobs,
+            )
+            for index in indices
+        )
+        self._roster.end(sequence)
+
+
+def _collected(sequence: Sequence) -> tuple[TokenLogprobs, ...] | None:
+    """Gives the prompt's log-probabilities out, once."""
+    if sequence.prompt_logprobs is None:
+        return None
+    collected = tuple(sequence.prompt_logprobs)
+    sequence.prompt_logprobs = None
+    return collected
+
+
+def _verdict(sequence: Sequence) -> _Verdict | None:
+    """Whether the last token ends the sequence. An end token counts only after `min_tokens` others."""
+    token_id, length = sequence.token_ids[-1], len(sequence.token_ids)
+    if token_id in sequence.end_token_ids and length > sequence.min_num_tokens:
+        return "stop", token_id if token_id in sequence.request.sampling.stop_token_ids else None
+    if length >= sequence.max_num_tokens:
+        return "length", None
+    return None

@@ -1,0 +1,312 @@
+"""Block tables and the prefix cache of all sequences: allocate, share, copy on write, fold, free.
+
+Called by the scheduler. The only writer of `BlockTables` and the only caller of `BlockPool`; refuses to know requests,
+queues and policies. A question (`find_hit`, `fits`) changes nothing; `allocate` does everything or nothing.
+
+What executors must be told (copies, changed tables) collects here until the scheduler takes it into a plan.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from octavo.core.block import NULL_BLOCK, Block, BlockId, SeqId
+from octavo.core.block_pool import BlockPool
+from octavo.core.block_table import BlockTables
+from octavo.core.prefix_key import KeyChain
+from octavo.core.scheduler_output import BlockUpdate
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """The longest prefix whose KV is cached in every group."""
+
+    num_tokens: int  # a multiple of the block size
+    blocks: tuple[tuple[Block | None, ...], ...]  # [group][num_tokens / block_size]; None below a sliding window
+
+
+class KVCacheManager:
+    """`windows[g]` is group g's sliding window in tokens, None for full attention."""
+
+    def __init__(
+        self,
+        pool: BlockPool,
+        block_size: int,
+        windows: Sequence[int | None] = (None,),
+        *,
+        enable_prefix_caching: bool = True,
+        max_chunk_tokens: int = 1,
+    ) -> None:
+        self.pool = pool
+        self.block_size = block_size
+        self.windows = tuple(windows)
+        self.enable_prefix_caching = enable_prefix_caching
+        self.num_copies = 0
+        self.num_folded = 0
+        self._max_chunk_tokens = max_chunk_tokens  # the most tokens of one sequence in one step
+        self._no_hit = Hit(0, tuple(() for _ in self.windows))
+        self._tables: dict[SeqId, BlockTables] = {}
+        self._copies: list[tuple[BlockId, BlockId]] = []
+        self._updates: dict[SeqId, list[BlockUpdate]] = {}
+
+    # -- questions ---------------------------------------------------------------------------------------------------
+
+    def num_blocks_for(self, num_tokens: int) -> int:
+        """Blocks a sequence of `num_tokens` holds at once, over all groups, at the widest moment of its life."""
+        return sum(self._widest(window, num_tokens) for window in self.windows)
+
+    def find_hit(self, keys: KeyChain, num_tokens: int) -> Hit:
+        """The longest cached prefix of the first `num_tokens` tokens; `keys` covers their full blocks.
+
+        Where the whole of them is cached, the last token is run again for its logits, with its KV already there.
+        """
+        if not self.enable_prefix_caching:
+            return self._no_hit
+        total = num_tokens // self.block_size
+        if len(self.windows) == 1 and self.windows[0] is None:
+            blocks = self._leading_hits(0, keys, total)
+            return Hit(len(blocks) * self.block_size, (tuple(blocks),)) if blocks else self._no_hit
+        return self._find_hit_in_groups(keys, num_tokens, total)
+
+    def fits(self, hit: Hit, num_tokens: int, watermark: int) -> bool:
+        """Whether a sequence that takes `hit` could grow to `num_tokens` now and leave `watermark` blocks free."""
+        need = 0
+        for window, blocks in zip(self.windows, hit.blocks, strict=True):
+            held = [block for block in blocks if block is not None]
+            need += max(self._widest(window, num_tokens) - len(held), 0)
+            need += sum(block.ref_count == 0 for block in held)
+        return need + watermark <= self.pool.num_free
+
+    # -- actions -----------------------------------------------------------------------------------------------------
+
+    def open(self, seq_id: SeqId, hit: Hit) -> BlockTables:
+        """Begins the tables of a sequence with the blocks of `hit`, found just now."""
+        assert seq_id not in self._tables
+        for blocks in hit.blocks:
+            for block in blocks:
+                if block is not None:
+                    self.pool.acquire(block)
+        tables = BlockTables(seq_id, tuple(list(blocks) for blocks in hit.blocks))
+        tables.num_published = tables.num_blocks
+        self._tables[seq_id] = tables
+        return tables
+
+    def allocate(self, tables: BlockTables, first: int, first_write: int, end: int) -> bool:
+        """Makes positions [first_write, end) writable for a step that runs [first, end), or changes no table.
+
+        In either case blocks that no position from `first` on can see are given back first.
+
+            blocks     [ full | full | part ] new | new
+            positions                  ^first_write     ^end      part is copied if another table holds it
+        """
+        self._leave_windows(tables, first)
+        size, pool = self.block_size, self.pool
+        target, begin = -(-end // size), first_write // size
+        num_new = max(target - tables.num_blocks, 0) * len(tables.blocks)
+        shared = [
+            (group, index)
+            for group, table in enumerate(tables.blocks)
+            for index in range(begin, min(target, len(table)))
+            if (block := table[index]) is not None and block.ref_count > 1
+        ]
+        if num_new + len(shared) > pool.num_free:
+            return False
+        for group, index in shared:
+            self._copy_on_write(tables, group, index)
+        if num_new:
+            self._extend(tables, target)
+        tables.num_slots = tables.num_blocks * size
+        return True
+
+    def publish(self, tables: BlockTables, keys: KeyChain, num_computed_tokens: int) -> None:
+        """Offers blocks that became full to the prefix cache; one equal to a cached block is replaced by it (folded).
+
+        Mutates `tables.num_published`. `keys` covers the full blocks of `num_computed_tokens` tokens.
+        """
+        total = num_computed_tokens // self.block_size
+        for index in range(tables.num_published, total):
+            key, tokens = keys.keys[index], keys.tokens[index]
+            for group, table in enumerate(tables.blocks):
+                block = table[index]
+                if block is None or block.key is not None:
+                    continue
+                cached = self.pool.find(group, key, tokens)
+                if cached is None:
+                    self.pool.publish(block, group, key, tokens)
+                else:
+                    self.pool.acquire(cached)
+                    self._replace(tables, group, index, cached)
+                    self.pool.release(block)
+                    self.num_folded += 1
+        tables.num_published = total
+
+    def fork(self, parent: BlockTables, seq_id: SeqId) -> BlockTables:
+        """Tables for `seq_id` that share every block of `parent`. The first write into a shared block copies it."""
+        assert seq_id not in self._tables
+        for table in parent.blocks:
+            for block in table:
+                if block is not None:
+                    self.pool.acquire(block)
+        child = BlockTables(seq_id, tuple(table.copy() for table in parent.blocks))
+        child.num_published = parent.num_published
+        parent.num_slots = 0
+        self._tables[seq_id] = child
+        return child
+
+    def free(self, tables: BlockTables) -> None:
+        """Gives all blocks up, last block first, so that long prefixes outlive their tails in the cache."""
+        assert not tables.has_row, "the executor still has a row with these blocks"
+        del self._tables[tables.seq_id]
+        release = self.pool.release
+        for index in range(tables.num_blocks - 1, -1, -1):
+            for table in tables.blocks:
+                block = table[index]
+                if block is not None:
+                    release(block)
+
+    # -- what the executor is told -----------------------------------------------------------------------------------
+
+    def take_copies(self) -> tuple[tuple[BlockId, BlockId], ...]:
+        """(source, target) since the last call. No target occurs twice; all reads come before all writes."""
+        copies = tuple(self._copies)
+        self._copies.clear()
+        return copies
+
+    def take_updates(self) -> tuple[BlockUpdate, ...]:
+        """Changes of tables the executor knows, in the order they were made."""
+        if not self._updates:
+            return ()
+        updates = tuple(update for changes in self._updates.values() for update in changes)
+        self._updates.clear()
+        return updates
+
+    def tell(self, tables: BlockTables) -> tuple[tuple[BlockId, ...], ...]:
+        """The whole tables as block ids, for a row the executor gets now; from here on changes are collected."""
+        tables.has_row = True
+        return tables.block_ids()
+
+    def forget_row(self, tables: BlockTables) -> None:
+        """The executor's row goes away: changes of these tables are told no more."""
+        tables.has_row = False
+        self._updates.pop(tables.seq_id, None)
+
+    # -- inside ------------------------------------------------------------------------------------------------------
+
+    def _widest(self, window: int | None, num_tokens: int) -> int:
+        total = -(-num_tokens // self.block_size)
+        if window is None:
+            return total
+        return min(total, -(-(window - 1 + self._max_chunk_tokens) // self.block_size) + 1)
+
+    def _leading_hits(self, group: int, keys: KeyChain, total: int) -> list[Block]:
+        found: list[Block] = []
+        find = self.pool.find
+        for key, tokens in zip(keys.keys[:total], keys.tokens, strict=False):
+            block = find(group, key, tokens)
+            if block is None:
+                break
+            found.append(block)
+        return found
+
+    def _find_hit_in_groups(self, keys: KeyChain, num_tokens: int, total: int) -> Hit:
+        """Full groups bound the length; then the longest length whose last window is cached in each sliding group."""
+        table: list[list[Block | None]] = []
+        runs: list[list[int]] = []  # [group][i]: how many cached blocks end just before block i
+        for group, window in enumerate(self.windows):
+            if window is None:
+                leading = self._leading_hits(group, keys, total)
+                table.append(list(leading))
+                total = len(leading)
+        for group, window in enumerate(self.windows):
+            if window is not None:
+                blocks = [self.pool.find(group, keys.keys[i], keys.tokens[i]) for i in range(total)]
+                run = [0]
+                for block in blocks:
+                    run.append(0 if block is None else run[-1] + 1)
+                table.insert(group, list(blocks))
+                runs.append(run)
+        sliding = [window for window in self.windows if window is not None]
+        for length in range(total, 0, -1):
+            kept = [self._first_kept(window, length, num_tokens) for window in sliding]
+            if all(run[length] >= length - first for run, first in zip(runs, kept, strict=True)):
+                firsts = iter(kept)
+                begin = [0 if window is None else next(firsts) for window in self.windows]
+                return Hit(
+                    length * self.block_size,
+                    tuple(
+                        (None,) * first + tuple(blocks[first:length])
+                        for first, blocks in zip(begin, table, strict=True)
+                    ),
+                )
+        return self._no_hit
+
+    def _first_kept(self, window: int, length: int, num_tokens: int) -> int:
+        """First block a group with `window` needs when the first `length` blocks are hits of a prompt."""
+        position = length * self.block_size
+        position -= position == num_tokens  # the last token is run again
+        return max(position - window + 1, 0) // self.block_size
+
+    def _leave_windows(self, tables: BlockTables, first: int) -> None:
+        """Gives back blocks wholly below the window of position `first`; later positions see even less."""
+        for group, window in enumerate(self.windows):
+            if window is None:
+                continue
+            begin = tables.num_dropped[group]
+            end = min(max(first - window + 1, 0) // self.block_size, tables.num_blocks)
+            if begin >= end:
+                continue
+            table = tables.blocks[group]
+            for index in range(end - 1, begin - 1, -1):
+                block = table[index]
+                table[index] = None
+                if block is not None:
+                    self.pool.release(block)
+            tables.num_dropped[group] = end
+            self._note(tables, group, begin, (NULL_BLOCK,) * (end - begin))
+
+    def _copy_on_write(self, tables: BlockTables, group: int, index: int) -> None:
+        shared = tables.blocks[group][index]
+        assert shared is not None
+        assert shared.key is None, "a full cached block is never written"
+        [own] = self.pool.take(1)
+        self._copies.append((shared.block_id, own.block_id))
+        self._replace(tables, group, index, own)
+        self.pool.release(shared)
+        self.num_copies += 1
+
+    def _extend(self, tables: BlockTables, target: int) -> None:
+        first = tables.num_blocks
+        for group, table in enumerate(tables.blocks):
+            new = self.pool.take(target - first)
+            table.extend(new)
+            self._note(tables, group, first, tuple(block.block_id for block in new))
+
+    def _replace(self, tables: BlockTables, group: int, index: int, block: Block) -> None:
+        tables.blocks[group][index] = block
+        self._note(tables, group, index, (block.block_id,))
+
+    def _note(self, tables: BlockTables, group: int, first: int, block_ids: tuple[BlockId, ...]) -> None:
+        if tables.has_row:
+            update = BlockUpdate(tables.seq_id, group, first, block_ids)
+            self._updates.setdefault(tables.seq_id, []).append(update)
+
+    def check_integrity(self) -> None:
+        """Raises AssertionError unless ref counts equal table membership and the pool's counts add up."""
+        held: Counter[BlockId] = Counter()
+        for seq_id, tables in self._tables.items():
+            assert tables.seq_id == seq_id
+            assert len({len(table) for table in tables.blocks}) == 1, "the groups' tables differ in length"
+            assert tables.num_published <= tables.num_blocks
+            for group, table in enumerate(tables.blocks):
+                dropped = tables.num_dropped[group]
+                assert all(block is None for block in table[:dropped])
+                assert all(block is not None for block in table[dropped:])
+                ids = [block.block_id for block in table if block is not None]
+                assert len(ids) == len(set(ids)), f"{tables!r} holds a block twice"
+                held.update(ids)
+        self.pool.check_integrity(dict(held))
+        targets = [target for _, target in self._copies]
+        assert len(targets) == len(set(targets)), "two copies have one target"
+        assert set(self._updates) <= set(self._tables)

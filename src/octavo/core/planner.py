@@ -1,0 +1,236 @@
+"""Decides one step: how far each sequence's computed count may advance, and who starts, gives way or waits.
+
+Called by `Scheduler.plan`. Moves requests through `Roster`, blocks through `KVCacheManager`; refuses to look at tokens'
+values. Order of a plan: running sequences first, each at least one token before any gets a long chunk; then samples
+that resume; then the waiting queue, first in rank first. The first in rank always gets its block: from requests
+behind it, or from its own youngest sample. A request that lacks a block and has nobody behind it keeps what it holds
+and stands still, until those before it end or take it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from octavo.core.block import SeqId
+from octavo.core.kv_cache_manager import Hit, KVCacheManager
+from octavo.core.policies import PreemptionPolicy
+from octavo.core.request import Request, Sequence, Status
+from octavo.core.roster import Roster
+from octavo.core.scheduler_config import SchedulerConfig
+from octavo.core.scheduler_output import AddedRow, SchedulerOutput
+
+
+@dataclass(slots=True)
+class _Draft:
+    """The scheduled part of a plan while it grows, one entry a sequence."""
+
+    budget: int  # tokens left
+    overlaps: bool  # another plan is in flight
+    under_pressure: bool = False  # a sequence lacked a block: nobody new starts
+    sequences: list[Sequence] = field(default_factory=list)
+    first: list[int] = field(default_factory=list)
+    counts: list[int] = field(default_factory=list)
+    draws: list[int] = field(default_factory=list)
+    first_write: list[int] = field(default_factory=list)
+    added: list[Sequence] = field(default_factory=list)
+    prompt_logprobs: dict[SeqId, int] = field(default_factory=dict)
+
+
+class Planner:
+    def __init__(
+        self, config: SchedulerConfig, kv: KVCacheManager, roster: Roster, preemption: PreemptionPolicy
+    ) -> None:
+        self._config = config
+        self._kv = kv
+        self._roster = roster
+        self._preemption = preemption
+        self._watermark_blocks = int(config.watermark * config.num_blocks)
+        self.prefix_queries_tokens = 0
+        self.prefix_hits_tokens = 0
+
+    def plan(self, step: int, *, overlaps: bool) -> tuple[SchedulerOutput, list[Sequence]] | None:
+        """The plan and its sequences in order, whose in-flight counts have advanced. None where nothing can run."""
+        draft = _Draft(self._config.max_num_batched_tokens, overlaps)
+        self._run_lanes(draft)
+        if not draft.under_pressure:
+            self._start_more(draft)
+        if not draft.sequences:
+            assert overlaps or not self._roster.requests, "there are requests, and none of them can advance"
+            return None
+        return self._finish(step, draft), draft.sequences
+
+    # -- running sequences -------------------------------------------------------------------------------------------
+
+    def _run_lanes(self, draft: _Draft) -> None:
+        lanes = self._roster.lanes()
+        behind = len(lanes)
+        running, overlaps = Status.RUNNING, draft.overlaps
+        for sequence in lanes:
+            behind -= 1
+            if sequence.status is not running:
+                continue  # gave way to one before it in this very plan
+            if draft.budget <= 0:
+                break
+            first = sequence.num_computed_tokens + sequence.num_inflight_tokens
+            count = len(sequence.token_ids) + sequence.num_pending_tokens - first
+            if count <= 0 or (overlaps and self._must_see_token(sequence)):
+                continue
+            if count > 1:
+                count = min(count, max(draft.budget - behind, 1))
+            tables = sequence.tables
+            assert tables is not None
+            if first + count > tables.num_slots and not self._make_room(draft, sequence, first, first + count):
+                draft.under_pressure = True
+                continue
+            self._schedule(draft, sequence, first, count)
+
+    def _must_see_token(self, sequence: Sequence) -> bool:
+        """What comes next depends on a token in flight: a fork, or the last token allowed."""
+        pending = sequence.num_pending_tokens
+        return pending > 1 or (pending == 1 and len(sequence.token_ids) + 1 >= sequence.max_num_tokens)
+
+    def _make_room(self, draft: _Draft, sequence: Sequence, first: int, end: int) -> bool:
+        """Blocks for [first, end), taken from those behind if need be; False where nobody can give any."""
+        tables, roster = sequence.tables, self._roster
+        assert tables is not None
+        first_write = max(first, sequence.first_write)
+        while not self._kv.allocate(tables, first, first_write, end):
+            draft.under_pressure = True
+            candidates = [r for r in roster.behind(sequence.request) if not _in_flight(r)]
+            if candidates:
+                roster.preempt(self._preemption.choose(candidates))
+            elif len(roster.running) == 1 and (youngest := _youngest_behind(sequence)):
+                roster.park(youngest)
+            else:
+                return False
+        return True
+
+    def _schedule(self, draft: _Draft, sequence: Sequence, first: int, count: int) -> None:
+        end = first + count
+        draws = sequence.num_draws if end == len(sequence.token_ids) + sequence.num_pending_tokens else 0
+        draft.budget -= count
+        draft.sequences.append(sequence)
+        draft.first.append(first)
+        draft.counts.append(count)
+        draft.draws.append(draws)
+        draft.first_write.append(sequence.first_write)
+        sequence.num_inflight_tokens += count
+        sequence.num_pending_tokens += draws
+        if not sequence.tables.has_row:  # type: ignore[union-attr]  # RUNNING: it has tables
+            draft.added.append(sequence)
+        if sequence.prompt_logprobs is not None and first < sequence.num_prompt_tokens - 1:
+            wanted = sequence.request.sampling.prompt_logprobs
+            assert wanted is not None
+            draft.prompt_logprobs[sequence.seq_id] = wanted
+
+    # -- starting and resuming ---------------------------------------------------------------------------------------
+
+    def _start_more(self, draft: _Draft) -> None:
+        """Starts sequences in rank order until one does not fit; one that waits for a block in the making is passed."""
+        roster = self._roster
+        for sequence in self._candidates():
+            if draft.budget <= 0:
+                return
+            if sequence.waits_for is not None and roster.is_computing(sequence.waits_for):
+                continue
+            request = sequence.request
+            num_rows = roster.rows_for(request) if request.status is Status.WAITING else 0
+            if roster.num_reserved + num_rows > self._config.max_num_seqs:
+                return
+            hit = self._look_up(sequence)
+            if hit is None:
+                continue
+            if not self._kv.fits(hit, self._tokens_to_fit(sequence), self._watermark(request)):
+                return
+            self._start(draft, sequence, hit)
+
+    def _candidates(self) -> Iterator[Sequence]:
+        """Samples that resume, then first samples of waiting requests; those behind a parked sample stay out."""
+        roster = self._roster
+        yield from roster.resuming()
+        barrier = roster.barrier()
+        for request in list(roster.waiting):
+            if barrier is not None and request.rank > barrier:
+                return
+            yield request.live[0]
+
+    def _look_up(self, sequence: Sequence) -> Hit | None:
+        """The sequence's prefix hit; None where a running sequence is computing its next block."""
+        num_tokens = len(sequence.token_ids)
+        if not self._config.enable_prefix_caching:
+            return self._kv.find_hit(sequence.keys, num_tokens)
+        total = sequence.keys.extend(sequence.token_ids)
+        if sequence.prompt_logprobs is not None:
+            return self._kv.find_hit(sequence.keys, 0)
+        hit = self._kv.find_hit(sequence.keys, num_tokens)
+        following = hit.num_tokens // self._config.block_size
+        if following < total and self._roster.is_computing(sequence.keys.keys[following]):
+            sequence.waits_for = sequence.keys.keys[following]
+            return None
+        return hit
+
+    def _tokens_to_fit(self, sequence: Sequence) -> int:
+        """All known tokens and the one to be drawn; the last token allowed is never computed."""
+        return max(min(len(sequence.token_ids) + 1, sequence.max_num_tokens - 1), len(sequence.token_ids))
+
+    def _watermark(self, request: Request) -> int:
+        """Blocks to leave free: none for a request that ran before, nor where nobody else runs."""
+        return 0 if request.was_started or not self._roster.running else self._watermark_blocks
+
+    def _start(self, draft: _Draft, sequence: Sequence, hit: Hit) -> None:
+        request = sequence.request
+        if not request.was_started:
+            request.num_cached_tokens = min(hit.num_tokens, len(sequence.token_ids) - 1)
+            self.prefix_queries_tokens += len(sequence.token_ids)
+            self.prefix_hits_tokens += request.num_cached_tokens
+        self._roster.start(sequence, hit)
+        first = sequence.num_computed_tokens
+        count = min(len(sequence.token_ids) - first, draft.budget)
+        assert sequence.tables is not None
+        is_room = self._kv.allocate(sequence.tables, first, max(first, hit.num_tokens), first + count)
+        assert is_room, "fits() promised room"
+        self._schedule(draft, sequence, first, count)
+
+    # -- the plan ----------------------------------------------------------------------------------------------------
+
+    def _finish(self, step: int, draft: _Draft) -> SchedulerOutput:
+        return SchedulerOutput(
+            step=step,
+            removed=self._roster.take_removed_rows(),
+            added=tuple([self._row(sequence) for sequence in draft.added]),
+            block_updates=self._kv.take_updates(),
+            copies=self._kv.take_copies(),
+            seq_ids=tuple([sequence.seq_id for sequence in draft.sequences]),
+            num_computed_tokens=tuple(draft.first),
+            num_scheduled_tokens=tuple(draft.counts),
+            num_samples=tuple(draft.draws),
+            first_write=tuple(draft.first_write),
+            prompt_logprobs=draft.prompt_logprobs,
+        )
+
+    def _row(self, sequence: Sequence) -> AddedRow:
+        assert sequence.tables is not None
+        request = sequence.request
+        return AddedRow(
+            seq_id=sequence.seq_id,
+            token_ids=tuple(sequence.token_ids),
+            num_prompt_tokens=sequence.num_prompt_tokens,
+            block_tables=self._kv.tell(sequence.tables),
+            sampling=request.sampling,
+            seed=request.seed,
+            sample_index=sequence.index,
+            end_token_ids=request.end_token_ids,
+        )
+
+
+def _in_flight(request: Request) -> bool:
+    return any(sequence.num_inflight_tokens for sequence in request.sequences)
+
+
+def _youngest_behind(sequence: Sequence) -> Sequence | None:
+    """The last running sample of the same request after this one, not in flight."""
+    for other in reversed(sequence.request.sequences[sequence.index + 1 :]):
+        if other.status is Status.RUNNING and not other.num_inflight_tokens:
+            return other
+    return None

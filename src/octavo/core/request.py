@@ -1,0 +1,140 @@
+"""A request and its sequences: what was asked, how far each sample is. Written by the scheduler's parts only.
+
+Refuses to hold blocks (that is `BlockTables`) and to decide anything. There are no phases: a sequence has `token_ids`
+and `num_computed_tokens`, and prefill, decode and resume all mean "some tokens are not computed yet".
+
+    token_ids   [ prompt ........ | sampled ... ] + num_pending_tokens drawn by steps in flight
+    KV          [ computed .... | in flight . ]
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from octavo.core.block import SeqId
+from octavo.core.block_table import BlockTables
+from octavo.core.prefix_key import KeyChain
+from octavo.outputs import FinishReason, TokenLogprobs
+from octavo.sampling_params import SamplingParams
+
+
+class Status(Enum):
+    WAITING = "waiting"  # holds no blocks; started as soon as there is room
+    RUNNING = "running"  # has block tables
+    PARKED = "parked"  # holds no blocks; waits until a sibling ends
+    FINISHED = "finished"
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One prompt and its `sampling.n` samples."""
+
+    request_id: str  # internal, unguessable, unique
+    prompt_token_ids: tuple[int, ...]  # at least one
+    sampling: SamplingParams  # max_tokens clamped: prompt + max_tokens <= max_model_len
+    seed: int  # 64 bits unsigned
+    end_token_ids: tuple[int, ...]  # EOS ids of the model (none with ignore_eos) and sampling.stop_token_ids
+    arrival_time: float
+    client_id: str = ""  # data for a fair ordering policy
+    priority: int = 0
+    namespace: bytes = b""  # octavo.core.prefix_key.namespace(...)
+
+    # The scheduler's, set from `add` on:
+    order: int = field(default=0, init=False)  # number of the request in the order of arrival
+    rank: tuple[float, ...] = field(default=(), init=False)  # from the ordering policy; smaller goes first
+    status: Status = field(default=Status.WAITING, init=False)  # RUNNING while at least one sequence runs
+    sequences: list[Sequence] = field(default_factory=list, init=False)  # by sample index; the first until the fork
+    num_reserved: int = field(default=0, init=False)  # rows of max_num_seqs this request may fill
+    num_resting: int = field(default=0, init=False)  # live samples that do not run while the request does
+    num_cached_tokens: int = field(default=0, init=False)  # prompt tokens found in the cache at the first start
+    num_preemptions: int = field(default=0, init=False)
+    was_started: bool = field(default=False, init=False)
+
+    @property
+    def max_tokens(self) -> int:
+        assert self.sampling.max_tokens is not None, "max_tokens is set before a request is added"
+        return self.sampling.max_tokens
+
+    @property
+    def live(self) -> list[Sequence]:
+        """Sequences that have not finished, oldest first."""
+        return [seq for seq in self.sequences if seq.status is not Status.FINISHED]
+
+
+class Sequence:
+    """One sample of a request. The parent of a fork goes on as sample 0."""
+
+    __slots__ = (
+        "end_token_ids",
+        "first_write",
+        "index",
+        "keys",
+        "max_num_tokens",
+        "min_num_tokens",
+        "num_computed_tokens",
+        "num_draws",
+        "num_inflight_tokens",
+        "num_pending_tokens",
+        "num_prompt_tokens",
+        "prompt_logprobs",
+        "request",
+        "seq_id",
+        "status",
+        "tables",
+        "token_ids",
+        "waits_for",
+    )
+
+    def __init__(self, seq_id: SeqId, request: Request, index: int, token_ids: list[int], keys: KeyChain) -> None:
+        sampling = request.sampling
+        self.seq_id = seq_id
+        self.request = request
+        self.index = index
+        self.token_ids = token_ids  # prompt and sampled tokens, as far as committed
+        self.num_prompt_tokens = len(request.prompt_token_ids)
+        self.num_computed_tokens = 0  # KV exists for positions below
+        self.num_inflight_tokens = 0  # scheduled by plans not committed yet
+        self.num_pending_tokens = 0  # tokens that plans in flight will draw
+        self.num_draws = 1  # tokens drawn when the last known token is run: n before the fork, 0 for scoring alone
+        self.first_write = 0  # positions below it hold their KV since the start (prefix hits)
+        self.keys = keys
+        self.status = Status.WAITING
+        self.tables: BlockTables | None = None  # while RUNNING, and until the last step in flight after that
+        self.max_num_tokens = self.num_prompt_tokens + request.max_tokens
+        self.min_num_tokens = self.num_prompt_tokens + sampling.min_tokens
+        self.end_token_ids = frozenset(request.end_token_ids)
+        self.waits_for: bytes | None = None  # key of a block that a running sequence is computing for it
+        self.prompt_logprobs: list[TokenLogprobs] | None = [] if sampling.prompt_logprobs is not None else None
+        """Collected so far; None when not asked for or given out already."""
+
+    @property
+    def place(self) -> tuple[tuple[float, ...], int]:
+        """Where the sequence stands among all: by its request's rank, then sample number."""
+        return (self.request.rank, self.index)
+
+    def __repr__(self) -> str:
+        return (
+            f"Sequence({self.seq_id}, sample {self.index}, {self.status.value}, "
+            f"{self.num_computed_tokens}+{self.num_inflight_tokens} of {len(self.token_ids)} computed)"
+        )
+
+
+@dataclass(slots=True)
+class SequenceUpdate:
+    """What one commit did to one sample. A sample that ends has exactly one update with a finish_reason.
+
+    Samples that end by `abort` or `finish` have none: the caller knows. Not frozen: thousands are made a second.
+    """
+
+    request_id: str
+    seq_id: SeqId
+    index: int
+    new_token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...] = ()  # one a new token, where asked for
+    finish_reason: FinishReason | None = None
+    stop_reason: int | None = None  # the stop token id; None for EOS, length and errors
+    error: str | None = None
+    num_cached_tokens: int = 0
+    prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
+    """For prompt positions 1 .. len - 1 (the first has none), once, with each sample's first update."""

@@ -1,0 +1,218 @@
+"""The heart: says what each step runs, and takes in what came of it. Called by the engine's step loop only.
+
+    plan() ─> SchedulerOutput ─> executor ─> StepOutput ─> commit()
+
+`plan` may be called once more before the plan in flight is committed; commits come in the order of the plans. Refuses
+to know text, clocks, randomness and numbers: time is an argument, tokens are ids. `add`, `abort` and `finish` may be
+called at any moment between these calls, also while a plan is in flight.
+
+The work is divided: `Roster` keeps who waits and runs, `Planner` decides a step, `Committer` takes it in,
+`KVCacheManager` owns block tables. Invariants are checked by `check_integrity`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence as Listing
+
+from octavo.core.block import BlockId, SeqId
+from octavo.core.block_pool import BlockPool
+from octavo.core.committer import Committer
+from octavo.core.kv_cache_manager import KVCacheManager
+from octavo.core.planner import Planner
+from octavo.core.policies import FirstComeFirstServed, NewestFirst, OrderingPolicy, PreemptionPolicy
+from octavo.core.prefix_key import KeyChain
+from octavo.core.request import Request, Sequence, SequenceUpdate, Status
+from octavo.core.roster import Roster
+from octavo.core.scheduler_config import SchedulerConfig
+from octavo.core.scheduler_output import SchedulerOutput, StepOutput
+from octavo.core.stats import SchedulerStats
+from octavo.errors import BadRequest, InternalError, QueueFull
+
+MAX_PLANS_IN_FLIGHT = 2
+
+__all__ = ["Request", "Scheduler", "SchedulerConfig", "SchedulerStats", "SequenceUpdate"]
+
+
+class Scheduler:
+    """One engine's scheduler. Not thread-safe: one caller."""
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        ordering: OrderingPolicy | None = None,
+        preemption: PreemptionPolicy | None = None,
+    ) -> None:
+        self.config = config
+        self.kv = KVCacheManager(
+            BlockPool(config.num_blocks, len(config.group_windows)),
+            config.block_size,
+            config.group_windows,
+            enable_prefix_caching=config.enable_prefix_caching,
+            max_chunk_tokens=config.max_num_batched_tokens,
+        )
+        self._ordering = ordering or FirstComeFirstServed()
+        self._roster = Roster(self.kv, config.max_num_seqs)
+        self._planner = Planner(config, self.kv, self._roster, preemption or NewestFirst())
+        self._committer = Committer(config, self.kv, self._roster, self._new_seq_id)
+        self._in_flight: deque[tuple[SchedulerOutput, list[Sequence]]] = deque()
+        self._num_requests = 0
+        self._num_sequences = 0
+        self._num_steps = 0
+        self._num_aborted = 0
+
+    # -- requests ----------------------------------------------------------------------------------------------------
+
+    def add(self, request: Request) -> None:
+        """Queues the request. Raises BadRequest where it could never run, QueueFull where too many wait."""
+        self._check_fits(request)
+        if len(self._roster.waiting) >= self.config.max_queue:
+            raise QueueFull(f"{self.config.max_queue} requests are waiting, which is the limit; try again later")
+        if request.request_id in self._roster.requests:
+            raise InternalError(f"request id {request.request_id!r} is in use")
+        self._num_requests += 1
+        request.order = self._num_requests
+        request.rank = self._ordering.rank(request)
+        keys = KeyChain(request.namespace, self.config.block_size)
+        sequence = Sequence(self._new_seq_id(), request, 0, list(request.prompt_token_ids), keys)
+        sequence.num_draws = request.sampling.n if request.max_tokens else 0
+        self._roster.add(request, sequence)
+
+    def abort(self, request_id: str) -> bool:
+        """Ends a request in whatever state and frees its blocks; those of a step in flight when it is committed.
+
+        False, doing nothing, where the id is unknown or the request ended already.
+        """
+        request = self._roster.requests.get(request_id)
+        if request is None:
+            return False
+        for sequence in reversed(request.live):
+            self._roster.end(sequence)
+        self._num_aborted += 1
+        return True
+
+    def finish(self, seq_id: SeqId) -> None:
+        """Ends one sample, because the engine saw a stop string. Does nothing where the sample ended already."""
+        sequence = self._roster.sequences.get(seq_id)
+        if sequence is not None:
+            self._roster.end(sequence)
+
+    @property
+    def has_unfinished(self) -> bool:
+        return bool(self._roster.requests) or bool(self._in_flight)
+
+    # -- steps -------------------------------------------------------------------------------------------------------
+
+    def plan(self, now: float) -> SchedulerOutput | None:
+        """The next step, None where nothing can run now. `now` is for policies that weigh time; seconds."""
+        del now
+        assert len(self._in_flight) < MAX_PLANS_IN_FLIGHT, "commit a plan first"
+        planned = self._planner.plan(self._num_steps, overlaps=bool(self._in_flight))
+        if planned is None:
+            return None
+        self._num_steps += 1
+        self._in_flight.append(planned)
+        return planned[0]
+
+    def commit(self, plan: SchedulerOutput, result: StepOutput, now: float) -> list[SequenceUpdate]:
+        """Takes in the result of the oldest plan in flight."""
+        del now
+        oldest, sequences = self._in_flight.popleft()
+        assert oldest is plan, "plans are committed in the order they were made"
+        self._ordering.served(sequences, plan.num_scheduled_tokens)
+        return self._committer.commit(plan, sequences, result)
+
+    def take_released(self) -> Listing[BlockId]:
+        """Blocks that hold nothing since the last call: the executor may give their memory back.
+
+        None while a plan is in flight, which may still write to a block released after it was made.
+        """
+        return () if self._in_flight else self.kv.pool.take_released()
+
+    def drop_cached(self, num_blocks: int) -> int:
+        """Empties up to `num_blocks` cached blocks, least recently used first (idle, or short of memory)."""
+        return self.kv.pool.drop_cached(num_blocks)
+
+    # -- looking in --------------------------------------------------------------------------------------------------
+
+    def stats(self) -> SchedulerStats:
+        pool, roster = self.kv.pool, self._roster
+        return SchedulerStats(
+            num_running=len(roster.running),
+            num_waiting=len(roster.waiting),
+            num_parked=roster.num_resting,
+            num_total_blocks=pool.num_blocks,
+            num_free_blocks=pool.num_free - pool.num_cached,
+            num_cached_blocks=pool.num_cached,
+            num_used_blocks=pool.num_used,
+            num_steps=self._num_steps,
+            num_finished=self._num_requests - self._num_aborted - len(roster.requests),
+            num_aborted=self._num_aborted,
+            num_preemptions=roster.num_preemptions,
+            num_parks=roster.num_parks,
+            num_copies=self.kv.num_copies,
+            num_folded=self.kv.num_folded,
+            num_evicted=pool.num_evicted,
+            prefix_queries_tokens=self._planner.prefix_queries_tokens,
+            prefix_hits_tokens=self._planner.prefix_hits_tokens,
+        )
+
+    def sequences(self) -> Listing[Sequence]:
+        """Live sequences, to read."""
+        return tuple(self._roster.sequences.values())
+
+    def check_integrity(self) -> None:
+        """Raises AssertionError unless every fixed invariant holds. Costs O(pool): for tests and idle moments."""
+        self.kv.check_integrity()
+        self._roster.check_integrity()
+        planned = [sequence for _, sequences in self._in_flight for sequence in sequences]
+        for sequence in self._roster.sequences.values():
+            if sequence.num_inflight_tokens or sequence.num_pending_tokens:
+                assert sequence in planned, f"{sequence!r} is in flight without a plan"
+            if sequence.status is Status.RUNNING:
+                self._check_tables(sequence)
+        if not self._roster.requests and not self._in_flight:
+            assert self.kv.pool.num_used == 0, "idle, yet blocks are in use"
+
+    def _check_tables(self, sequence: Sequence) -> None:
+        """Enough blocks, and those with a key are what the sequence's own tokens name."""
+        tables, size = sequence.tables, self.config.block_size
+        assert tables is not None
+        reached = sequence.num_computed_tokens + sequence.num_inflight_tokens
+        assert tables.num_blocks * size >= reached, f"{sequence!r} lacks blocks"
+        assert tables.num_slots <= tables.num_blocks * size
+        for table in tables.blocks:
+            for index, block in enumerate(table):
+                if block is not None and block.key is not None:
+                    assert block.key == sequence.keys.keys[index], f"{sequence!r} holds a foreign {block!r}"
+                    assert block.tokens == sequence.keys.tokens[index]
+                if block is not None and block.ref_count > 1 and index * size < tables.num_slots:
+                    assert (index + 1) * size <= reached, f"{sequence!r} could write into the shared {block!r}"
+
+    # -- inside ------------------------------------------------------------------------------------------------------
+
+    def _new_seq_id(self) -> SeqId:
+        self._num_sequences += 1
+        return SeqId(self._num_sequences)
+
+    def _check_fits(self, request: Request) -> None:
+        num_prompt, max_tokens, limit = len(request.prompt_token_ids), request.max_tokens, self.config.max_model_len
+        if num_prompt == 0:
+            raise BadRequest("the prompt is empty; send at least one token", param="prompt")
+        if num_prompt + max_tokens > limit:
+            raise BadRequest(
+                f"prompt has {num_prompt} tokens and max_tokens is {max_tokens}, max_model_len is {limit}; "
+                "shorten the prompt, lower max_tokens or start with a larger --max-model-len",
+                param="prompt" if num_prompt >= limit else "max_tokens",
+                code="context_length_exceeded",
+            )
+        num_tokens = num_prompt + max(max_tokens, 1) - 1  # the last token sampled is never computed
+        need = self.kv.num_blocks_for(num_tokens)
+        if need > self.config.num_blocks:
+            raise BadRequest(
+                f"prompt has {num_prompt} tokens and max_tokens is {max_tokens}, which takes {need} blocks of "
+                f"{self.config.block_size} tokens; the KV cache has {self.config.num_blocks}; "
+                "shorten the prompt, lower max_tokens or start with more KV cache memory",
+                param="prompt",
+                code="context_length_exceeded",
+            )

@@ -1,0 +1,29 @@
+"""What a scheduler tells about itself: gauges of this moment and counters since the start. Plain data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerStats:
+    # Gauges. free + cached + used = total at any moment.
+    num_running: int  # requests with at least one running sequence
+    num_waiting: int  # requests in the queue, preempted ones among them
+    num_parked: int  # samples of running requests that hold no blocks
+    num_total_blocks: int
+    num_free_blocks: int  # hold nothing
+    num_cached_blocks: int  # free to take, but hold a prefix that may be hit
+    num_used_blocks: int  # held by at least one table
+
+    # Counters.
+    num_steps: int
+    num_finished: int  # requests that ended by themselves
+    num_aborted: int  # requests
+    num_preemptions: int  # of whole requests
+    num_parks: int  # of single samples
+    num_copies: int  # blocks copied on write
+    num_folded: int  # blocks replaced by an equal cached one
+    num_evicted: int  # cached blocks that lost their key
+    prefix_queries_tokens: int  # prompt tokens looked up in the prefix cache
+    prefix_hits_tokens: int  # of them found
