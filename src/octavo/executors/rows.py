@@ -69,6 +69,7 @@ class Rows:
         row_ids = np.fromiter((self.row_of[seq_id] for seq_id in plan.seq_ids), np.int32, len(plan.seq_ids))
         computed = np.asarray(plan.num_computed_tokens, np.int32)
         scheduled = np.asarray(plan.num_scheduled_tokens, np.int32)
+        assert (computed + scheduled <= self.num_tokens[row_ids]).all(), "a token is scheduled that is not known"
         query_start_loc = np.zeros(len(row_ids) + 1, np.int32)
         np.cumsum(scheduled, out=query_start_loc[1:])
         row_of_token = np.repeat(row_ids, scheduled)

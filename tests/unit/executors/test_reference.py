@@ -6,10 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.drive import GREEDY, Driver, generate
-from support.goldens import NAMES, golden_parameters, load_golden
-from support.sources import dict_source
-from support.tiny_models import tiny_llama
 
 from octavo.core.block import BlockId
 from octavo.errors import ModelFileError
@@ -19,6 +15,10 @@ from octavo.program import ops
 from octavo.program.trace import ProgramBuilder
 from octavo.sampling.reference import log_softmax
 from octavo.sampling_params import SamplingParams
+from support.drive import GREEDY, Driver, generate
+from support.goldens import NAMES, golden_parameters, load_golden
+from support.sources import dict_source
+from support.tiny_models import tiny_llama
 
 LOGIT_TOLERANCE = 1e-4  # float32 sums in another order, logits of up to 20
 BLOCK_SIZE = 16
