@@ -255,7 +255,7 @@ async def _end_process(
     with contextlib.suppress(ProcessLookupError):
         process.send_signal(signal.SIGTERM if timeout_seconds > 0 else signal.SIGKILL)
     try:
-        await asyncio.wait_for(asyncio.shield(process.wait()), max(timeout_seconds, STOP_TIMEOUT_SECONDS))
+        await asyncio.wait_for(asyncio.shield(process.wait()), timeout_seconds or STOP_TIMEOUT_SECONDS)
     except TimeoutError:
         with contextlib.suppress(ProcessLookupError):
             process.kill()

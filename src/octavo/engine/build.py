@@ -1,27 +1,276 @@
 """From an `EngineConfig` to an `Engine`. The only module that knows every executor, loader and tier.
 
-Refuses to start what cannot run: an option that clashes is a ConfigError, a file that is wrong a ModelFileError, both
+Refuses to start what cannot run: options that clash are a ConfigError, a file that is wrong a ModelFileError, both
 before memory is taken for the KV cache. What it decides for an option left open stands in `EngineInfo`, and what it
-lowered in its `warnings`.
+lowered in its `warnings`. Executors and loaders are imported when chosen: the fake model starts without numpy.
 """
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from octavo.config import EngineConfig, forced_isa, octavo_home
-from octavo.core.protocols import Executor
+from octavo.config import EngineConfig, ExecutorName, octavo_home
 from octavo.core.scheduler import Scheduler, SchedulerConfig
 from octavo.engine.engine import Engine
-from octavo.engine.fake_model import FAKE_CONTEXT_LENGTH, fake_next_token
+from octavo.engine.fake_model import FAKE_BYTES_PER_TOKEN, FAKE_CONTEXT_LENGTH, fake_next_token
 from octavo.engine.info import EngineInfo
 from octavo.engine.kv_budget import KVBudget, plan_kv_budget
 from octavo.engine.memory import available_bytes
 from octavo.errors import ConfigError
-from octavo.loading.chat_template import ChatTemplate
-from octavo.loading.fake_tokenizer import FAKE_CHAT_TEMPLATE, FakeTokenizer
-from octavo.loading.tokenizer import TokenizerLike
+from octavo.loading.model_files import ModelFiles, resolve
+from octavo.loading.model_names import FAKE_MODEL
+
+if TYPE_CHECKING:
+    from octavo.core.protocols import Executor
+    from octavo.loading.chat_template import ChatTemplate
+    from octavo.loading.load_model import LoadedModel
+    from octavo.loading.tokenizer import TokenizerLike
+
+ProgressCallback = Callable[[str, float], None]  # (stage for people, fraction 0..1)
+CPU_TILE_TOKENS = 16  # the cpu executor keeps KV in tiles of so many tokens
+_KV_ELEMENT_BYTES = {"bfloat16": 2, "float32": 4}
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """What differs between kinds of model; the rest of an engine is the same."""
+
+    architecture: str
+    path: str
+    tokenizer: TokenizerLike
+    chat_template: str | None
+    eos_token_ids: tuple[int, ...]
+    vocab_size: int  # of the logits; may exceed the tokenizer's
+    context_length: int
+    fingerprint: str
+    group_windows: tuple[int | None, ...]
+    budget: KVBudget
+    executor: Executor
+    warnings: tuple[str, ...] = ()
+
+
+def build_engine(config: EngineConfig, progress: ProgressCallback | None = None) -> Engine:
+    """Raises ConfigError or ModelFileError. `progress` hears of fetching and loading."""
+    report = progress or _silent
+    began = time.monotonic()
+    files = _resolve(config, report)
+    executor_name = _executor_name(config, files)
+    parts = (
+        _fake_parts(config, files) if executor_name == "fake" else _model_parts(config, files, executor_name, report)
+    )
+    kind, budget = parts.executor.info, parts.budget
+    info = EngineInfo(
+        model=files.name,
+        path=parts.path,
+        architecture=parts.architecture,
+        executor=kind.name,
+        isa=kind.isa,
+        num_threads=kind.num_threads,
+        weight_form=kind.weight_form,
+        weight_bytes=kind.weight_bytes,
+        kv_dtype=kind.kv_dtype,
+        block_size=config.block_size,
+        num_blocks=budget.num_blocks,
+        kv_bytes_per_block=kind.kv_bytes_per_block,
+        max_model_len=budget.max_model_len,
+        context_length=parts.context_length,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        vocab_size=parts.vocab_size,
+        enable_prefix_caching=config.enable_prefix_caching,
+        load_seconds=time.monotonic() - began,
+        bos_token_id=parts.tokenizer.bos_token_id,
+        eos_token_ids=parts.eos_token_ids,
+        chat_template=parts.chat_template,
+        warnings=parts.warnings + budget.warnings,
+    )
+    return Engine(
+        scheduler=Scheduler(_scheduler_config(config, parts)),
+        executor=parts.executor,
+        tokenizer=parts.tokenizer,
+        info=info,
+        clock=time.monotonic,
+        rng=random.Random(config.seed),
+        fingerprint=parts.fingerprint,
+    )
+
+
+def make_chat_template(engine: Engine) -> ChatTemplate | None:
+    """The model's template, compiled. Raises ModelFileError when it does not compile."""
+    from octavo.loading.chat_template import ChatTemplate
+
+    info, tokenizer = engine.info, engine.tokenizer
+    if info.chat_template is None:
+        return None
+    bos, eos = info.bos_token_id, info.eos_token_ids[0] if info.eos_token_ids else None
+    texts = ["" if token_id is None else tokenizer.token_text(token_id) for token_id in (bos, eos)]
+    return ChatTemplate(info.chat_template, *texts)
+
+
+def _resolve(config: EngineConfig, report: ProgressCallback) -> ModelFiles:
+    def fetching(done_bytes: int, all_bytes: int, stage: str) -> None:
+        report(stage, done_bytes / all_bytes if all_bytes else 0.0)
+
+    return resolve(config.model, home=octavo_home(), progress=fetching)
+
+
+def _executor_name(config: EngineConfig, files: ModelFiles) -> ExecutorName:
+    if (files.kind == "fake") != (config.executor == "fake") and config.executor != "auto":
+        raise ConfigError(
+            f"executor {config.executor} cannot run the model {config.model!r}: the fake executor runs the model "
+            f"{FAKE_MODEL!r} and nothing else does; leave --executor out",
+            param="executor",
+        )
+    if files.kind == "fake":
+        return "fake"
+    return "cpu" if config.executor == "auto" else config.executor
+
+
+def _scheduler_config(config: EngineConfig, parts: _Parts) -> SchedulerConfig:
+    return SchedulerConfig(
+        num_blocks=parts.budget.num_blocks,
+        block_size=config.block_size,
+        max_model_len=parts.budget.max_model_len,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        enable_prefix_caching=config.enable_prefix_caching,
+        watermark=config.watermark,
+        group_windows=parts.group_windows,
+        max_queue=config.max_queue,
+    )
+
+
+def _fake_parts(config: EngineConfig, files: ModelFiles) -> _Parts:
+    from octavo.executors.fake import FakeExecutor
+    from octavo.loading.load_model import load_front
+
+    tokenizer, metadata = load_front(files)
+    context_length = config.max_model_len or FAKE_CONTEXT_LENGTH
+    budget = plan_kv_budget(
+        config,
+        context_length=context_length,
+        kv_bytes_per_block=config.block_size * FAKE_BYTES_PER_TOKEN,
+        available_bytes=available_bytes(),
+    )
+    executor = FakeExecutor(
+        vocab_size=tokenizer.vocab_size,
+        num_blocks=budget.num_blocks,
+        block_size=config.block_size,
+        next_token=fake_next_token,
+    )
+    return _Parts(
+        architecture="fake",
+        path="",
+        tokenizer=tokenizer,
+        chat_template=metadata.chat_template,
+        eos_token_ids=metadata.eos_token_ids,
+        vocab_size=metadata.vocab_size,
+        context_length=context_length,
+        fingerprint="fake",
+        group_windows=(None,),
+        budget=budget,
+        executor=executor,
+    )
+
+
+def _model_parts(
+    config: EngineConfig, files: ModelFiles, executor_name: ExecutorName, report: ProgressCallback
+) -> _Parts:
+    from octavo.loading.load_model import load_model
+
+    report("opening the model", 0.0)
+    model = load_model(files)
+    program = model.program
+    kv_dtype = _kv_dtype(config, executor_name)
+    budget = plan_kv_budget(
+        config,
+        context_length=model.context_length,
+        kv_bytes_per_block=program.kv_bytes_per_block(config.block_size, _KV_ELEMENT_BYTES[kv_dtype]),
+        available_bytes=max(0, available_bytes() - _weight_bytes(model, executor_name)),
+        num_groups=len(program.kv_groups),
+    )
+    return _Parts(
+        architecture=program.extra.get("family", ""),
+        path=str(files.path),
+        tokenizer=model.tokenizer_factory(),
+        chat_template=model.chat_template,
+        eos_token_ids=model.eos_token_ids,
+        vocab_size=program.vocab_size,
+        context_length=model.context_length,
+        fingerprint=model.source.fingerprint.hex(),
+        group_windows=tuple(group.sliding_window for group in program.kv_groups),
+        budget=budget,
+        executor=_make_executor(config, model, executor_name, kv_dtype, budget, report),
+    )
+
+
+def _make_executor(
+    config: EngineConfig,
+    model: LoadedModel,
+    executor_name: ExecutorName,
+    kv_dtype: str,
+    budget: KVBudget,
+    report: ProgressCallback,
+) -> Executor:
+    if executor_name == "reference":
+        from octavo.executors.reference import ReferenceExecutor
+
+        return ReferenceExecutor(
+            program=model.program,
+            source=model.source,
+            num_blocks=budget.num_blocks,
+            block_size=config.block_size,
+            max_num_seqs=config.max_num_seqs,
+            max_model_len=budget.max_model_len,
+        )
+    from octavo.executors.cpu import CpuExecutor
+
+    return CpuExecutor(
+        program=model.program,
+        source=model.source,
+        num_blocks=budget.num_blocks,
+        block_size=config.block_size,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_model_len=budget.max_model_len,
+        kv_dtype=kv_dtype,
+        dtype=config.dtype,
+        num_threads=config.num_threads,
+        isa=config.isa,
+        progress=lambda fraction: report("packing the weights", fraction),
+    )
+
+
+def _kv_dtype(config: EngineConfig, executor_name: ExecutorName) -> str:
+    """Raises ConfigError where the executor has no such KV cache."""
+    if executor_name == "reference":
+        if config.kv_cache_dtype == "bfloat16":
+            raise ConfigError(
+                "kv_cache_dtype is bfloat16, the reference executor keeps float32; leave --kv-cache-dtype out",
+                param="kv_cache_dtype",
+            )
+        return "float32"
+    if config.block_size % CPU_TILE_TOKENS:
+        raise ConfigError(
+            f"block_size is {config.block_size}, the cpu executor takes multiples of {CPU_TILE_TOKENS}; "
+            f"start with --block-size {-(-config.block_size // CPU_TILE_TOKENS) * CPU_TILE_TOKENS}",
+            param="block_size",
+        )
+    return "bfloat16" if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
+
+
+def _weight_bytes(model: LoadedModel, executor_name: ExecutorName) -> int:
+    """About what the weights will take once packed: known before they are, so that KV leaves room for them."""
+    tensors = [model.source.info(name) for name in model.program.parameters]
+    if executor_name == "reference":
+        return sum(4 * math.prod(tensor.shape) for tensor in tensors)
+    return sum(tensor.num_bytes for tensor in tensors)
+
+
+def _silent(stage: str, fraction: float) -> None:
+    """Nobody listens."""

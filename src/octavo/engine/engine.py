@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from octavo.core.protocols import Executor
     from octavo.core.request import SequenceUpdate
     from octavo.core.scheduler import Scheduler
-    from octavo.engine.detokenizer import TextTokenizer
+    from octavo.loading.tokenizer import TokenizerLike
 
 __all__ = ["Engine", "EngineRequest"]
 
@@ -43,7 +43,7 @@ class Engine:
         *,
         scheduler: Scheduler,
         executor: Executor,
-        tokenizer: TextTokenizer,
+        tokenizer: TokenizerLike,
         info: EngineInfo,
         clock: Callable[[], float],
         rng: random.Random,

@@ -10,6 +10,7 @@ from array import array
 from collections.abc import Sequence
 from zlib import crc32
 
+FAKE_BYTES_PER_TOKEN = 12  # what the fake executor's store takes
 FAKE_CONTEXT_LENGTH = 2048  # tokens, where no other is asked for
 _CHARACTERS = tuple(
     character.encode() for character in "eeeettaaooiinnsshhrrddlluucmwfgypbvk" + " " * 9 + ",." + "é한글종이책🙂📖"
@@ -19,7 +20,8 @@ _MAX_CHARACTER_BYTES = 4
 
 def fake_next_token(history: Sequence[int], seed: int, sample_index: int) -> int:
     """0..255. `seed` and `sample_index` are 0 for greedy requests."""
-    mixed = crc32(array("I", history).tobytes(), crc32(seed.to_bytes(8, "little") + sample_index.to_bytes(4, "little")))
+    drawn = crc32(array("Q", (seed, sample_index)).tobytes())
+    mixed = crc32(array("q", history).tobytes(), drawn)
     begun = _begun_character(history)
     choices = [character for character in _CHARACTERS if character.startswith(begun)] or _CHARACTERS
     if choices is _CHARACTERS:
@@ -29,7 +31,7 @@ def fake_next_token(history: Sequence[int], seed: int, sample_index: int) -> int
 
 def _begun_character(history: Sequence[int]) -> bytes:
     """The bytes at the end of the history that begin one of our characters and do not end it."""
-    tail = bytes(token_id for token_id in history[-_MAX_CHARACTER_BYTES + 1 :] if token_id < 256)
+    tail = bytes(token_id for token_id in history[-_MAX_CHARACTER_BYTES + 1 :] if 0 <= token_id < 256)
     for length in range(len(tail), 0, -1):
         begun = tail[-length:]
         if any(len(character) > length and character.startswith(begun) for character in _CHARACTERS):

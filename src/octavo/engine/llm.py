@@ -27,6 +27,8 @@ from octavo.sampling_params import SamplingParams
 if TYPE_CHECKING:
     from rich.progress import Progress
 
+    from octavo.loading.tokenizer import TokenizerLike
+
 Prompt = str | Sequence[int]
 Message = Mapping[str, Any]  # {"role": ..., "content": ...}
 
@@ -47,8 +49,7 @@ class LLM:
         return self._engine.info
 
     @property
-    def tokenizer(self) -> Any:
-        """encode, decode, token_bytes: see loading.tokenizer."""
+    def tokenizer(self) -> TokenizerLike:
         return self._engine.tokenizer
 
     def stats(self) -> EngineStats:

@@ -1,5 +1,7 @@
 """The joined deltas are the text, whatever the tokens cut."""
 
+from itertools import pairwise
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -56,7 +58,7 @@ def test_an_invalid_byte_is_replaced_as_soon_as_it_is_known_to_be_invalid() -> N
 @given(st.binary(max_size=60), st.lists(st.integers(0, 60), max_size=12))
 def test_the_text_does_not_depend_on_how_bytes_are_cut_into_tokens(data: bytes, cuts: list[int]) -> None:
     places = sorted({0, len(data), *(cut for cut in cuts if cut <= len(data))})
-    pieces = [data[begin:end] for begin, end in zip(places, places[1:], strict=False)]
+    pieces = [data[begin:end] for begin, end in pairwise(places)]
     detokenizer = Detokenizer(PieceTokenizer(pieces))
     text = "".join(detokenizer.push(i) for i in range(len(pieces))) + detokenizer.flush()
     assert text == data.decode("utf-8", "replace")

@@ -1,6 +1,7 @@
 """Frames: what goes in comes out; anything else is refused before it costs memory."""
 
 import asyncio
+import contextlib
 import dataclasses
 import pickle
 import socket
@@ -103,10 +104,8 @@ def test_what_is_no_message_of_ours_is_refused(body: bytes) -> None:
 @given(st.binary(max_size=200))
 def test_any_bytes_are_a_message_or_a_frame_error(body: bytes) -> None:
     for decode in (frames.decode_to_engine, frames.decode_from_engine):
-        try:
+        with contextlib.suppress(frames.FrameError):
             decode(body)
-        except frames.FrameError:
-            pass
 
 
 def test_too_large_a_frame_is_refused_both_ways() -> None:

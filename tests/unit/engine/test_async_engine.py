@@ -1,0 +1,185 @@
+"""The server's handle on an engine process, against a process that follows a script."""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from octavo.config import EngineConfig
+from octavo.engine.async_engine import AsyncEngine
+from octavo.engine.engine_request import EngineRequest, new_request_id
+from octavo.errors import BadRequest, ConfigError, EngineDead, RequestError
+from octavo.outputs import SequenceDelta
+from octavo.sampling_params import SamplingParams
+
+SCRIPT = Path(__file__).parents[2] / "support" / "engine_script.py"
+PATIENCE_SECONDS = 30.0  # for what must happen at once; only a broken run waits so long
+
+
+def request(n: int = 1, client_id: str = "") -> EngineRequest:
+    return EngineRequest(new_request_id(), (1,), SamplingParams(n=n), client_id=client_id)
+
+
+async def read_all(engine: AsyncEngine, asked: EngineRequest) -> list[SequenceDelta]:
+    return [delta async for deltas in engine.generate(asked) for delta in deltas]
+
+
+def with_engine(mode: str, scenario: Callable[[AsyncEngine], Awaitable[Any]], **options: Any) -> None:
+    async def run() -> None:
+        command = (sys.executable, str(SCRIPT), mode)
+        engine = await AsyncEngine.start(EngineConfig(model="fake"), command=command, **options)
+        try:
+            await asyncio.wait_for(scenario(engine), PATIENCE_SECONDS)
+        finally:
+            await engine.stop()
+        assert not psutil.pid_exists(engine.pid)
+        assert engine.num_requests == 0
+
+    asyncio.run(run())
+
+
+def test_answers_reach_who_asked_and_unknown_ids_are_ignored() -> None:
+    async def scenario(engine: AsyncEngine) -> None:
+        answers = await asyncio.gather(*(read_all(engine, request(n)) for n in (1, 3, 2)))
+        assert [[delta.index for delta in answer] for answer in answers] == [[0], [0, 1, 2], [0, 1]]
+        assert all(delta.text == "hello" for answer in answers for delta in answer)
+        assert engine.is_healthy()
+
+    with_engine("good", scenario)
+
+
+def test_progress_is_told_while_loading() -> None:
+    told: list[tuple[str, float]] = []
+
+    async def scenario(engine: AsyncEngine) -> None:
+        assert engine.info.model == "script"
+        assert told == [("packing", 0.5)]
+
+    with_engine("good", scenario, progress=lambda stage, fraction: told.append((stage, fraction)))
+
+
+@pytest.mark.parametrize(
+    ("mode", "error", "words"),
+    [
+        ("config error", ConfigError, "no such isa"),
+        ("garbage at start", EngineDead, "failed to start"),
+        ("silent death", EngineDead, "before it was ready"),
+    ],
+)
+def test_a_failed_start_raises_what_the_process_said(mode: str, error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        with_engine(mode, lambda engine: asyncio.sleep(0))
+
+
+@pytest.mark.parametrize("mode", ["garbage", "unknown kind", "torn frame", "fatal"])
+def test_an_engine_that_breaks_ends_every_iterator_and_itself(mode: str) -> None:
+    async def scenario(engine: AsyncEngine) -> None:
+        results = await asyncio.gather(*(read_all(engine, request()) for _ in range(3)), return_exceptions=True)
+        assert [type(result) for result in results] == [EngineDead] * 3
+        assert engine.died.is_set()
+        assert not engine.is_healthy()
+        with pytest.raises(EngineDead):
+            await read_all(engine, request())
+        if mode == "fatal":
+            assert "the kernel broke" in engine.failure
+
+    with_engine(mode, scenario)
+
+
+def test_kill_9_ends_waiting_iterators() -> None:
+    async def scenario(engine: AsyncEngine) -> None:
+        waiting = [asyncio.create_task(read_all(engine, request())) for _ in range(5)]
+        while engine.num_requests < 5:
+            await asyncio.sleep(0)
+        os.kill(engine.pid, signal.SIGKILL)
+        results = await asyncio.gather(*waiting, return_exceptions=True)
+        assert [type(result) for result in results] == [EngineDead] * 5
+        assert engine.died.is_set()
+
+    with_engine("hang", scenario)
+
+
+def test_a_refused_request_raises_what_the_engine_said() -> None:
+    async def scenario(engine: AsyncEngine) -> None:
+        with pytest.raises(BadRequest, match="too long") as caught:
+            await read_all(engine, request())
+        assert caught.value.param == "prompt"
+
+    with_engine("reject", scenario)
+
+
+async def until_aborted(engine: AsyncEngine, count: int) -> None:
+    while engine.stats().num_steps < count:
+        await asyncio.sleep(0)
+
+
+def test_closing_or_cancelling_an_iterator_aborts_its_request_and_a_finished_one_is_not() -> None:
+    async def scenario(engine: AsyncEngine) -> None:
+        task = asyncio.create_task(read_all(engine, request()))
+        while engine.num_requests == 0:
+            await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await until_aborted(engine, 1)
+        assert engine.num_requests == 0
+        engine.abort("unknown")
+
+    with_engine("hang", scenario)
+
+
+def test_a_slow_reader_is_dropped_and_others_are_unharmed() -> None:
+    async def scenario(engine: AsyncEngine) -> None:
+        slow = engine.generate(request(client_id="slow"))
+        await anext(slow)
+        assert (await read_all(engine, request()))[0].text == "hello"
+        code = None
+        while code is None:
+            try:
+                await anext(slow)
+                await read_all(engine, request())
+            except RequestError as error:
+                code = error.code
+        assert code == "slow_reader"
+        await until_aborted(engine, 1)
+
+    with_engine("flood", scenario, max_unread_bytes=20_000)
+
+
+def test_an_engine_that_was_not_heard_lately_is_unhealthy() -> None:
+    async def scenario(engine: AsyncEngine) -> None:
+        assert not engine.is_healthy()
+        assert not engine.died.is_set()
+
+    with_engine("hang", scenario, heartbeat_limit_seconds=0.0)
+
+
+def test_one_id_is_one_request() -> None:
+    async def scenario(engine: AsyncEngine) -> None:
+        asked = request()
+        first = asyncio.create_task(read_all(engine, asked))
+        while engine.num_requests == 0:
+            await asyncio.sleep(0)
+        with pytest.raises(BadRequest, match="in use"):
+            await read_all(engine, asked)
+        assert engine.num_requests == 1
+        await engine.stop()
+        with pytest.raises(EngineDead):
+            await first
+
+    with_engine("hang", scenario)
+
+
+def test_stop_kills_a_process_that_ignores_sigterm() -> None:
+    async def scenario(engine: AsyncEngine) -> None:
+        await engine.stop(timeout_seconds=0.1)
+        assert not psutil.pid_exists(engine.pid)
+        assert not engine.died.is_set()  # it was asked to end
+
+    with_engine("deaf", scenario)
