@@ -7,6 +7,7 @@ Ctrl-C ends quietly with 130, a closed pipe with 1. Faults of ours keep their tr
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
@@ -116,16 +117,14 @@ def _no_such_option(error: click.exceptions.NoSuchOption, args: Sequence[str] | 
 def _print_version(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
     if not value or ctx.resilient_parsing:
         return
-    from importlib.metadata import PackageNotFoundError, version
+    from octavo import __version__
 
-    try:
-        click.echo(f"octavo {version('octavo')}")
-    except PackageNotFoundError:
-        click.echo("octavo (not installed, running from its source folder)")
+    click.echo(f"octavo {__version__}")
     ctx.exit()
 
 
 @click.group(
+    "octavo",
     cls=OctavoGroup,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="MODEL is an alias (smollm2), a path to a .gguf, a path to a Hugging Face folder, or a hub id "
@@ -144,5 +143,8 @@ def cli() -> None:
 
 
 def main() -> NoReturn:
-    """The entry point of the `octavo` script."""
+    """The entry point of the `octavo` script. A terminal that lacks a character gets "?" in its place."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
     sys.exit(cli.main())

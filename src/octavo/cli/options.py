@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass, fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import click
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from octavo.server.config import ServerConfig
 
 Owner = Literal["engine", "server", "nobody"]
-Kind = Literal["whole", "real", "text", "texts", "size", "choice", "switch"]
+Kind = Literal["whole", "real", "text", "texts", "path", "size", "choice", "switch"]
 Command = TypeVar("Command", bound=Callable[..., object])
 
 
@@ -48,6 +49,7 @@ OPTIONS: tuple[Option, ...] = (
         "server",
         "texts",
         "Name clients call the model by; give it again for more names. Default: the model as given.",
+        field="served_model_names",
         metavar="NAME",
     ),
     Option(
@@ -61,7 +63,7 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         "chat-template",
         "server",
-        "text",
+        "path",
         "File with a chat template (jinja) instead of the model's own.",
         metavar="FILE",
     ),
@@ -218,6 +220,8 @@ def _click_option(option: Option) -> Callable[[Command], Command]:
             attributes["type"] = Size()
         case "choice":
             attributes["type"] = click.Choice(option.choices)
+        case "path":
+            attributes["type"] = click.Path(path_type=Path)
         case "texts":
             attributes |= {"multiple": True, "default": ()}
         case "switch" if option.owner == "nobody":

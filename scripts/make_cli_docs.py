@@ -1,0 +1,87 @@
+"""Writes docs/cli.md from the commands themselves, so that the page cannot tell another story than --help.
+
+python scripts/make_cli_docs.py           write docs/cli.md
+python scripts/make_cli_docs.py --check   exit 1 when the page is stale
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+
+from octavo.cli.main import cli
+from octavo.cli.options import NOT_HERE
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "cli.md"
+HEADER = """# The command line
+
+Made from the commands by `make docs`; change the command, not this page.
+
+`MODEL` anywhere is an alias of the built-in table (`smollm2`, the default), a path to a `.gguf`, a path to a Hugging
+Face folder, or a hub id `owner/name[:file]`. `OCTAVO_HOME` moves the folder where models are kept (`~/.cache/octavo`),
+`OCTAVO_ISA` forces an instruction set, `OCTAVO_API_KEY` is the key clients of `octavo serve` must send.
+
+A mistake is one line on stderr, `octavo: error: ...`. Exit codes: 0 done, 1 the work could not be done, 2 the command
+line is wrong, 130 interrupted.
+"""
+
+
+def page() -> str:
+    return "\n".join([HEADER, *_commands(), *_not_here()]) + "\n"
+
+
+def _commands() -> Iterator[str]:
+    group = click.Context(cli, info_name="octavo")
+    for name in cli.list_commands(group):
+        command = cli.get_command(group, name)
+        assert command is not None
+        context = click.Context(command, info_name=name, parent=group)
+        yield f"## octavo {name}\n"
+        yield f"```\n{' '.join(['octavo', name, *command.collect_usage_pieces(context)])}\n```\n"
+        yield f"{_paragraphs(command.help or '')}\n"
+        yield from _options(command, context)
+
+
+def _options(command: click.Command, context: click.Context) -> Iterator[str]:
+    yield "| option | what it does |\n|---|---|"
+    for parameter in command.get_params(context):
+        record = parameter.get_help_record(context)
+        if record is not None:
+            flags, words = (part.replace("|", "\\|").replace("  [", " [") for part in record)
+            yield f"| `{flags}` | {words} |"
+    yield ""
+
+
+def _paragraphs(text: str) -> str:
+    """Help with its hard line breaks joined; lines after \\b keep theirs."""
+    parts = []
+    for part in text.strip().split("\n\n"):
+        lines = [line.strip() for line in part.splitlines()]
+        parts.append("\n".join(["```", *lines[1:], "```"]) if lines[0] == "\b" else " ".join(lines))
+    return "\n\n".join(parts)
+
+
+def _not_here() -> Iterator[str]:
+    yield "## Options of vLLM that octavo does not have\n"
+    yield "`octavo serve` refuses each by name and says what to do instead.\n"
+    yield "| option | instead |\n|---|---|"
+    for name, words in NOT_HERE.items():
+        yield f"| `{'--' if len(name) > 2 else '-'}{name}` | {words} |"
+
+
+def main(arguments: list[str]) -> int:
+    text = page()
+    if arguments == ["--check"]:
+        if PAGE.read_text() != text:
+            print(f"{PAGE} is stale; run make docs", file=sys.stderr)
+            return 1
+        return 0
+    PAGE.write_text(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

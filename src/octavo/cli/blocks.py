@@ -1,0 +1,119 @@
+"""`octavo blocks`: the worked example of paging, on paper, from the real scheduler.
+
+With `--tokens` the words are yours and the fake executor continues them; with a text the words are a real model's.
+Either way core's own scheduler hands out the blocks, and what is printed is what it told the executor.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from octavo.errors import BadRequest
+
+if TYPE_CHECKING:
+    from octavo.cli.paging import Step
+    from octavo.cli.paging_text import Notation
+
+MAX_POOL_BLOCKS = 100_000
+MAX_SHARE = 128
+
+
+class Pool(click.ParamType[tuple[int, int]]):
+    """ "11-16": the first and the last physical block."""
+
+    name = "first-last"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, int]:
+        match = re.fullmatch(r"(\d{1,9})-(\d{1,9})", str(value))
+        if match is None or int(match[1]) > int(match[2]):
+            self.fail(f"{value!r} is no range of blocks; write the first and the last, such as 11-16", param, ctx)
+        first, last = int(match[1]), int(match[2])
+        if last - first >= MAX_POOL_BLOCKS:
+            self.fail(f"{value!r} are {last - first + 1} blocks, the limit is {MAX_POOL_BLOCKS}", param, ctx)
+        return first, last
+
+
+def split_tokens(text: str) -> list[str]:
+    """Tokens between commas; "\\," is a comma. Raises BadRequest when one is empty."""
+    words = [word.replace("\\,", ",") for word in re.split(r"(?<!\\),", text)]
+    if not all(words):
+        raise BadRequest("--tokens holds an empty token; write them like a,b,c, and a comma as \\,")
+    return words
+
+
+@click.command("blocks")
+@click.argument("text", required=False)
+@click.option("--tokens", metavar="A,B,C", help="Tokens of a prompt in place of TEXT: no model is needed.")
+@click.option("--block-size", type=click.IntRange(1, 4096), default=4, show_default=True, help="Tokens a block.")
+@click.option("--pool", type=Pool(), metavar="FIRST-LAST", help="Physical blocks there are. Default: enough, from 0.")
+@click.option(
+    "--share",
+    type=click.IntRange(1, MAX_SHARE),
+    default=1,
+    metavar="N",
+    help="N continuations of one prompt: they share its blocks until they write.",
+)
+@click.option(
+    "--max-tokens",
+    type=click.IntRange(1, 10_000),
+    help="Tokens of the answer. Default: what fills the prompt's last block, and one in the next.",
+)
+@click.option("--model", metavar="MODEL", help="Which model tokenises and continues TEXT. Default: smollm2.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document instead.")
+@click.pass_context
+def blocks_command(ctx: click.Context, /, text: str | None, tokens: str | None, as_json: bool, **values: Any) -> None:
+    """Show, step by step, how the KV cache of a prompt and its answer is kept in blocks.
+
+    \b
+    octavo blocks --tokens 안녕,하,세요,반갑,습,니다 --block-size 4 --pool 11-16
+    octavo blocks "The sky is blue ✓" --block-size 4
+    octavo blocks "The sky is" --share 3
+    """
+    from octavo.cli.paging_stage import Wanted, fake_stage, model_stage
+    from octavo.cli.paging_text import fitted
+
+    if (text is None) == (tokens is None):
+        raise click.UsageError("give a text, or --tokens A,B,C", ctx)
+    model = values.pop("model")
+    wanted = Wanted(**values)
+    if tokens is not None:
+        if model is not None:
+            raise click.UsageError("--tokens needs no model; leave --model out, or give a text", ctx)
+        stage = fake_stage(split_tokens(tokens), wanted)
+    else:
+        assert text is not None
+        stage = model_stage(text, model, wanted)
+    with stage:
+        steps = list(stage.steps())
+    notation = fitted(stage.notation, steps)
+    if as_json:
+        click.echo(json.dumps(_document(notation, stage.prompt, steps), ensure_ascii=False))
+        return
+    for line in _lines(notation, stage.prompt, stage.executor_name, steps):
+        click.echo(line)
+
+
+def _lines(notation: Notation, prompt: tuple[int, ...], executor: str, steps: list[Step]) -> Iterator[str]:
+    from octavo.cli.paging_text import ending, opening, step_lines
+
+    yield from opening(notation, prompt, executor)
+    for step in steps:
+        yield from step_lines(notation, step)
+        if step.finished:
+            yield from ending(notation, step)
+
+
+def _document(notation: Notation, prompt: tuple[int, ...], steps: list[Step]) -> dict[str, object]:
+    from octavo.cli.paging_text import step_document
+
+    return {
+        "block_size": notation.block_size,
+        "pool": [notation.first_block, notation.first_block + notation.num_blocks - 1],
+        "prompt": [notation.token(token) for token in prompt],
+        "steps": [step_document(notation, step) for step in steps],
+    }

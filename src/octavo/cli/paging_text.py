@@ -1,0 +1,264 @@
+"""`octavo blocks` on paper: a story's steps as lines of fixed width, or as JSON values.
+
+Lines hold ANSI colours through click.style; click.echo takes them off where the output is no terminal, so the plain
+text is the same everywhere. Physical ids shown are the scheduler's plus `first_block`. Refuses to compute: what is
+printed stands in the `Step`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import click
+
+from octavo.cli.paging import PoolView, SequenceView, Step
+from octavo.cli.width import clip, pad, pad_left, text_width, wrap
+from octavo.core.block import BlockId
+
+COLUMNS = 100
+MAX_CELL = 12  # columns of one token in its slot
+MAX_ROWS = 6  # longer block tables fold the rows that did not change
+MAX_TOKENS = 24  # longer sequences show their last tokens after the first step
+HEAD = 21  # columns of a row before its slots
+LABEL = 12  # columns of "free pool   "
+_COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "bright_cyan", "bright_green", "bright_yellow")
+
+
+@dataclass(frozen=True, slots=True)
+class Notation:
+    """How ids become words."""
+
+    token: Callable[[int], str]  # printable, no control characters
+    block_size: int
+    num_blocks: int
+    first_block: int  # physical id shown for block 0
+    num_sequences: int
+    cell: int = 4  # columns of a slot
+
+    def physical(self, block_id: BlockId) -> str:
+        return str(block_id + self.first_block)
+
+    def sequence(self, index: int) -> str:
+        return chr(ord("A") + index) if self.num_sequences <= 26 else f"S{index + 1}"
+
+    def quoted(self, token_id: int) -> str:
+        return f'"{self.token(token_id)}"'
+
+
+def opening(notation: Notation, prompt: Sequence[int], executor: str) -> Iterator[str]:
+    """The title, the prompt, and the pool before anything happened."""
+    last = notation.first_block + notation.num_blocks - 1
+    count = f"{len(prompt)} token" + ("s" if len(prompt) != 1 else "")
+    title = f"{count}, {notation.block_size} a block, physical blocks {notation.first_block}-{last}, {executor}"
+    yield click.style(f"octavo blocks: {title}", bold=True)
+    yield ""
+    yield from _labelled("tokens", [notation.token(token) for token in prompt])
+    yield from _free_pool(notation, PoolView(tuple(map(BlockId, range(notation.num_blocks))), frozenset(), {}))
+
+
+def step_lines(notation: Notation, step: Step) -> Iterator[str]:
+    """One step: what ran, what it took and copied, then every sequence and the pool as they are afterwards."""
+    yield ""
+    yield from (click.style(line, bold=True) for line in _headline(notation, step))
+    yield from _copy_lines(notation, step)
+    yield ""
+    for sequence in step.sequences:
+        yield from _sequence_lines(notation, step, sequence)
+    yield from _free_pool(notation, step.pool)
+
+
+def ending(notation: Notation, step: Step) -> Iterator[str]:
+    """After a step with which sequences ended: what went back."""
+    yield ""
+    for sequence in step.finished:
+        who = f"{notation.sequence(sequence.index)} ends" if notation.num_sequences > 1 else "the end"
+        yield click.style(f"{who}: {_why(notation, sequence)}", bold=True)
+    if step.freed:
+        yield click.style(f"{_blocks(notation, step.freed)} go{'es' if len(step.freed) == 1 else ''} back", bold=True)
+    yield ""
+    yield from _free_pool(notation, step.pool_at_end)
+
+
+def fitted(notation: Notation, steps: Sequence[Step]) -> Notation:
+    """With slots as wide as the widest token that stands in one, 4 to MAX_CELL columns."""
+    tokens = {token for step in steps for view in step.sequences for token in view.token_ids[: view.num_computed]}
+    widest = max((text_width(notation.token(token)) for token in tokens), default=0)
+    return replace(notation, cell=max(4, min(MAX_CELL, widest)))
+
+
+def step_document(notation: Notation, step: Step) -> dict[str, object]:
+    """The step as JSON values; blocks by their shown ids, tokens as shown."""
+    size, shift = notation.block_size, notation.first_block
+    return {
+        "step": step.number,
+        "runs": [
+            {
+                "sequence": run.index,
+                "first_position": run.first,
+                "num_tokens": run.count,
+                "drawn": [notation.token(token) for token in run.drawn],
+            }
+            for run in step.runs
+        ],
+        "taken": [{"sequence": index, "blocks": [block + shift for block in new]} for index, new in step.taken.items()],
+        "copies": [
+            {"sequence": c.index, "logical": c.logical, "source": c.source + shift, "target": c.target + shift}
+            for c in step.copies
+        ],
+        "sequences": [
+            {
+                "sequence": view.index,
+                "tokens": [notation.token(token) for token in view.token_ids],
+                "num_computed_tokens": view.num_computed,
+                "block_table": [block + shift for block in view.table],
+                "slots": [
+                    [
+                        notation.token(view.token_ids[position]) if position < view.num_computed else None
+                        for position in range(logical * size, (logical + 1) * size)
+                    ]
+                    for logical in range(len(view.table))
+                ],
+                "is_parked": view.is_parked,
+                "finish_reason": view.finish_reason,
+            }
+            for view in step.sequences
+        ],
+        "freed": [block + shift for block in step.freed],
+        "free": [block + shift for block in step.pool.free],
+        "free_at_end": [block + shift for block in step.pool_at_end.free],
+        "cached_at_end": sorted(block + shift for block in step.pool_at_end.cached),
+        "ref_counts": {str(block + shift): count for block, count in sorted(step.pool.owners.items())},
+    }
+
+
+def _headline(notation: Notation, step: Step) -> list[str]:
+    many = notation.num_sequences > 1
+    parts: list[str] = []
+    for run in step.runs:
+        view = next(view for view in step.sequences if view.index == run.index)
+        tokens = view.token_ids[run.first : run.first + run.count]
+        words = [f"run {notation.quoted(tokens[0]) if run.count == 1 else f'{run.count} tokens'}"]
+        if blocks := step.taken.get(run.index):
+            words.append(f"take {_blocks(notation, blocks)}")
+        if run.drawn:
+            words.append(f"draw {' '.join(map(notation.quoted, run.drawn))}")
+        forks = many and len(run.drawn) > 1
+        who = f"{notation.sequence(run.index)}: " if many and not forks else ""
+        parts.append(who + ", ".join(words) + (f", one for each of {len(run.drawn)}" if forks else ""))
+    ran = {run.index for run in step.runs}
+    still = [view.index for view in step.sequences if view.index not in ran and not view.is_parked]
+    parts += [f"{notation.sequence(index)}: no block is free, it waits" for index in still]
+    start = f"step {step.number}: "
+    return [(start if place == 0 else " " * len(start)) + part for place, part in enumerate(parts)]
+
+
+def _copy_lines(notation: Notation, step: Step) -> Iterator[str]:
+    indent = " " * len(f"step {step.number}: ")
+    for copy in step.copies:
+        source, target = notation.physical(copy.source), notation.physical(copy.target)
+        who = notation.sequence(copy.index)
+        yield f"{indent}{who} would write into {source}, which others hold: copy {source} -> {target}"
+    for block in sorted({copy.source for copy in step.copies}):
+        owners = [view for view in step.sequences if block in view.table and view.finish_reason is None]
+        if len(owners) == 1:
+            who = notation.sequence(owners[0].index)
+            yield f"{indent}{who} is the last to hold {notation.physical(block)} and keeps it"
+
+
+def _sequence_lines(notation: Notation, step: Step, sequence: SequenceView) -> Iterator[str]:
+    name = f"{notation.sequence(sequence.index)} tokens" if notation.num_sequences > 1 else "tokens"
+    yield from _labelled(name, _token_words(notation, sequence, whole=step.number == 1))
+    if sequence.is_parked:
+        yield f"  {pad('', LABEL)}parked: no block was free; it gave its own back and waits"
+        return
+    yield f"  {pad('', LABEL)}logical -> physical   slots"
+    changed = _changed_rows(step, sequence, notation.block_size)
+    first_hidden: int | None = None
+    for logical in range(len(sequence.table)):
+        hide = len(sequence.table) > MAX_ROWS and logical not in changed
+        if hide:
+            first_hidden = logical if first_hidden is None else first_hidden
+            continue
+        yield from _fold(first_hidden, logical)
+        first_hidden = None
+        yield from _block_lines(notation, step, sequence, logical)
+    yield from _fold(first_hidden, len(sequence.table))
+
+
+def _fold(first: int | None, stop: int) -> Iterator[str]:
+    if first is not None:
+        rows = f"{first}" if stop - first == 1 else f"{first}-{stop - 1}"
+        yield click.style(f"  {pad('', LABEL)}{pad_left(rows, 7)}    as before", dim=True)
+
+
+def _changed_rows(step: Step, sequence: SequenceView, block_size: int) -> set[int]:
+    """Places of the table that this step wrote to or replaced; all of them where the sequence's prompt ran."""
+    changed = {copy.logical for copy in step.copies if copy.index == sequence.index}
+    for run in step.runs:
+        if run.index == sequence.index:
+            changed |= set(range(run.first // block_size, (run.first + run.count - 1) // block_size + 1))
+    return changed
+
+
+def _block_lines(notation: Notation, step: Step, sequence: SequenceView, logical: int) -> Iterator[str]:
+    size, cell = notation.block_size, notation.cell
+    block = sequence.table[logical]
+    filled = sequence.token_ids[logical * size : min((logical + 1) * size, sequence.num_computed)]
+    cells = [pad(clip(notation.token(token), cell), cell) for token in filled]
+    cells += [click.style("_" * cell, dim=True)] * (size - len(filled))
+    notes = ["full" if len(filled) == size else f"{len(filled)} of {size}"]
+    owners = step.pool.owners.get(block, 0)
+    if owners > 1:
+        notes.append(f"shared by {owners}")
+    notes += [
+        f"own copy of {notation.physical(copy.source)}"
+        for copy in step.copies
+        if copy.index == sequence.index and copy.target == block
+    ]
+    number = click.style(pad(notation.physical(block), 9), fg=_COLOURS[block % len(_COLOURS)])
+    head = f"  {pad('', LABEL)}{logical:>7} -> {number} "
+    per_line = max(1, (COLUMNS - LABEL - HEAD - 4) // (cell + 3))
+    for begin in range(0, size, per_line):
+        line = f"{head}| {' | '.join(cells[begin : begin + per_line])} |"
+        head = " " * (2 + LABEL + HEAD)
+        yield line + (f"  {', '.join(notes)}" if begin + per_line >= size else "")
+
+
+def _token_words(notation: Notation, sequence: SequenceView, whole: bool) -> list[str]:
+    """Tokens that were run, then in parentheses the one drawn and not yet run."""
+    words = [notation.token(token) for token in sequence.token_ids[: sequence.num_computed]]
+    if not whole and len(words) > MAX_TOKENS:
+        words = [f"({len(words) - MAX_TOKENS // 2} tokens)", "..", *words[-MAX_TOKENS // 2 :]]
+    return words + [f"({notation.token(token)})" for token in sequence.token_ids[sequence.num_computed :]]
+
+
+def _why(notation: Notation, sequence: SequenceView) -> str:
+    if sequence.finish_reason != "length":
+        return sequence.finish_reason or ""
+    waiting = sequence.token_ids[sequence.num_computed :]
+    last = f"; {notation.quoted(waiting[-1])}, drawn last, is never run and takes no slot" if waiting else ""
+    return f"its length is reached{last}"
+
+
+def _blocks(notation: Notation, blocks: Sequence[BlockId]) -> str:
+    """ "block 11", "blocks 11, 12 and 13"."""
+    ids = [notation.physical(block) for block in blocks]
+    return f"blocks {', '.join(ids[:-1])} and {ids[-1]}" if len(ids) > 1 else f"block {''.join(ids)}"
+
+
+def _free_pool(notation: Notation, pool: PoolView) -> Iterator[str]:
+    """Runs of more than MAX_TOKENS free blocks are shortened to their ends."""
+    words = [notation.physical(block) + ("*" if block in pool.cached else "") for block in pool.free]
+    if len(words) > MAX_TOKENS:
+        words = [*words[: MAX_TOKENS - 2], "..", words[-1]]
+    yield from _labelled("free pool", words or ["none"])
+    if pool.cached:
+        yield click.style(
+            f"  {pad('', LABEL)}* keeps its tokens until it is needed: a prompt that begins so finds it", dim=True
+        )
+
+
+def _labelled(label: str, words: Sequence[str]) -> Iterator[str]:
+    for place, line in enumerate(wrap(words, COLUMNS - LABEL - 2)):
+        yield f"  {pad(label if place == 0 else '', LABEL)}{line}"

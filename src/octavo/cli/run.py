@@ -1,0 +1,107 @@
+"""`octavo run`: one prompt, one answer on stdout as it is made, nothing else there.
+
+Messages, progress and figures go to stderr, so that pipes work on both sides. The same prompt gives the same answer
+(temperature 0) unless asked otherwise. Ctrl-C ends the answer, exit code 130.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from octavo.cli.generation import generation_options, sampling_from
+from octavo.cli.options import LOCAL_OPTIONS, engine_config, with_options
+from octavo.errors import BadRequest
+
+if TYPE_CHECKING:
+    from octavo.cli.session import Session
+
+MAX_STDIN_BYTES = 16 * 2**20
+
+
+def read_prompt(prompt: str | None) -> str:
+    """The argument, or stdin where it is "-" or missing. Raises BadRequest when there is none or it is no UTF-8."""
+    if prompt is None and sys.stdin.isatty():
+        raise click.UsageError("give a prompt, or - to read it from stdin", click.get_current_context())
+    if prompt is not None and prompt != "-":
+        return prompt
+    data = sys.stdin.buffer.read(MAX_STDIN_BYTES + 1)
+    if len(data) > MAX_STDIN_BYTES:
+        raise BadRequest(f"stdin holds more than {MAX_STDIN_BYTES} bytes; send less")
+    try:
+        return data.decode().removesuffix("\n")
+    except UnicodeDecodeError as error:
+        raise BadRequest(f"stdin is not UTF-8 (byte {error.start}); convert it first") from error
+
+
+def prompt_tokens(session: Session, text: str, system: str | None, raw: bool) -> tuple[int, ...]:
+    if not raw and not session.has_template:
+        click.echo(f"octavo: {session.info.model} has no chat template; continuing the text as it is", err=True)
+        raw = True
+    if raw:
+        return session.encode(text)
+    messages = [{"role": "system", "content": system}] if system else []
+    return session.render([*messages, {"role": "user", "content": text}])
+
+
+@click.command("run")
+@click.argument("prompt", required=False)
+@click.option("--model", metavar="MODEL", help="Which model answers. Default: smollm2.")
+@click.option("--system", metavar="TEXT", help="System prompt.")
+@click.option("--raw", is_flag=True, help="Continue the text itself, without the model's chat template.")
+@click.option("--stats", is_flag=True, help="Print tokens and times to stderr at the end.")
+@generation_options(temperature=0.0, top_p=1.0)
+@with_options(LOCAL_OPTIONS)
+@click.pass_context
+def run_command(
+    ctx: click.Context,
+    /,
+    prompt: str | None,
+    model: str | None,
+    system: str | None,
+    raw: bool,
+    stats: bool,
+    **values: Any,
+) -> None:
+    """Answer PROMPT on stdout; "-" reads it from stdin.
+
+    \b
+    octavo run "Name three planets."
+    echo "Name three planets." | octavo run -
+    """
+    from octavo.cli.interrupt import Interrupt
+    from octavo.cli.main import INTERRUPTED
+    from octavo.cli.session import Session
+
+    sampling = sampling_from(values)
+    text = read_prompt(prompt)
+    with Session.open(engine_config(model, values, max_num_seqs=1)) as session, Interrupt() as interrupt:
+        tokens = prompt_tokens(session, text, system, raw)
+        start = time.perf_counter()
+        first, num_tokens, last = start, 0, ""
+        with closing(session.stream(tokens, sampling)) as deltas:
+            for delta in deltas:
+                first = first if num_tokens else time.perf_counter()
+                num_tokens += len(delta.token_ids)
+                last = delta.text or last
+                click.echo(delta.text, nl=False)
+                sys.stdout.flush()
+                if interrupt.asked:
+                    break
+        if not last.endswith("\n"):
+            click.echo()
+        if stats:
+            _print_stats(len(tokens), num_tokens, first - start, time.perf_counter() - first)
+    if interrupt.asked:
+        ctx.exit(INTERRUPTED)
+
+
+def _print_stats(num_prompt: int, num_new: int, prefill_seconds: float, decode_seconds: float) -> None:
+    rate = f", {(num_new - 1) / decode_seconds:,.0f} tokens/s" if num_new > 1 and decode_seconds > 0 else ""
+    click.echo(
+        f"octavo: {num_prompt} tokens in, first out after {prefill_seconds:.3f} s; {num_new} out{rate}", err=True
+    )

@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+
+import click
+import pytest
+from support.cli_runner import environment, program, run
+
+import octavo
+from octavo.cli.main import COMMANDS, cli
+from octavo.errors import ConfigError
+
+HEAVY = ("numpy", "rich", "tokenizers", "fastapi", "pydantic", "octavo.engine", "octavo.server", "octavo._native")
+
+
+def test_help_names_every_command() -> None:
+    result = run("--help")
+    assert result.exit_code == 0
+    for name, (_, words) in COMMANDS.items():
+        assert name in result.stdout
+        assert words in result.stdout
+
+
+@pytest.mark.parametrize("flag", ["--help", "--version"])
+def test_help_and_version_import_nothing_of_weight(flag: str) -> None:
+    code = (
+        "import sys, atexit\n"
+        f"atexit.register(lambda: print([m for m in {HEAVY!r} if m in sys.modules], file=sys.stderr))\n"
+        f"sys.argv = ['octavo', {flag!r}]\n"
+        "from octavo.cli.main import main; main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment(), timeout=60)
+    assert done.returncode == 0
+    assert done.stderr.strip() == "[]"
+
+
+def test_version_is_the_packages() -> None:
+    assert run("--version").stdout == f"octavo {octavo.__version__}\n"
+
+
+def test_every_command_loads_and_explains_itself() -> None:
+    for name in COMMANDS:
+        result = run(name, "--help")
+        assert result.exit_code == 0, name
+        assert f"Usage: octavo {name}" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["serv"], "octavo: error: there is no command 'serv'; did you mean serve? (see octavo --help)\n"),
+        (["qqq"], "octavo: error: there is no command 'qqq'; there are serve, chat"),
+        (["serve", "--max-num-seq", "3"], "there is no option --max-num-seq; did you mean --max-num-seqs?"),
+        (["serve", "--port", "x"], "octavo: error: invalid value for '--port': 'x' is not a valid integer"),
+        (["serve", "a", "b"], "octavo: error: got unexpected extra argument (b)"),
+        (["serve", "-tp", "2"], "-tp is an option of vLLM that octavo does not have"),
+        (["serve", "--trust-remote-code"], "--trust-remote-code is an option of vLLM that octavo does not have"),
+        (["serve", "--tensor_parallel_size=2"], "is an option of vLLM that octavo does not have"),
+    ],
+)
+def test_a_wrong_command_line_is_one_line_and_exit_code_2(arguments: list[str], line: str) -> None:
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert line in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def with_command(monkeypatch: pytest.MonkeyPatch, function: object) -> None:
+    command = click.command("serve")(function)  # type: ignore[call-overload]
+    monkeypatch.setattr(type(cli), "get_command", lambda self, ctx, name: command)
+
+
+def test_an_error_of_ours_is_one_line_and_exit_code_1(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise ConfigError("two\nlines", param="x")
+
+    with_command(monkeypatch, fail)
+    result = run("serve")
+    assert (result.exit_code, result.stderr) == (1, "octavo: error: two lines\n")
+
+
+def test_ctrl_c_ends_quietly_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    with_command(monkeypatch, interrupt)
+    result = run("serve")
+    assert result.exit_code == 130
+    assert result.output.strip() == ""
+
+
+def test_a_fault_of_ours_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise ZeroDivisionError
+
+    with_command(monkeypatch, fail)
+    with pytest.raises(ZeroDivisionError):
+        run("serve")
+
+
+def test_a_closed_pipe_is_no_traceback() -> None:
+    command = [sys.executable, "-c", "from octavo.cli.main import main; main()", "serve", "--help"]
+    reader = subprocess.Popen(["true"], stdin=subprocess.PIPE)
+    assert reader.stdin is not None
+    reader.wait()
+    done = subprocess.run(command, stdout=reader.stdin, stderr=subprocess.PIPE, env=environment(), timeout=60)
+    reader.stdin.close()
+    assert done.returncode in (1, -signal.SIGPIPE)
+    assert done.stderr == b""
+
+
+def test_the_program_itself_answers_in_its_own_process() -> None:
+    done = program("serve", "--max-num-seqs", "0")
+    assert done.returncode == 1
+    assert done.stderr.decode().startswith("octavo: error: max_num_seqs is 0")

@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+from support.cli_runner import run
+
+import octavo.server.config
+from octavo.cli.options import NOT_HERE, OPTIONS
+from octavo.config import EngineConfig
+from octavo.server.config import ServerConfig
+
+Served = list[tuple[EngineConfig, ServerConfig]]
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> Served:
+    """What `octavo serve` hands over, instead of a server."""
+    calls: Served = []
+    module = pytest.importorskip("octavo.server.run")
+
+    def serve(engine: EngineConfig, server: ServerConfig) -> int:
+        calls.append((engine, server))
+        return 0
+
+    monkeypatch.setattr(module, "serve", serve)
+    monkeypatch.delenv("OCTAVO_API_KEY", raising=False)
+    monkeypatch.delenv("OCTAVO_ISA", raising=False)
+    return calls
+
+
+def test_every_option_names_a_field_of_its_owner() -> None:
+    owned = {
+        "engine": {field.name for field in dataclasses.fields(EngineConfig)},
+        "server": {field.name for field in dataclasses.fields(octavo.server.config.ServerConfig)},
+    }
+    for option in OPTIONS:
+        if option.owner != "nobody":
+            assert option.param in owned[option.owner], option.name
+
+
+def test_no_option_is_both_here_and_not_here() -> None:
+    assert not {option.name for option in OPTIONS} & set(NOT_HERE)
+    assert len({option.name for option in OPTIONS}) == len(OPTIONS)
+
+
+def test_nothing_given_is_the_configurations_own_defaults(served: Served) -> None:
+    assert run("serve").exit_code == 0
+    assert served == [(EngineConfig(), ServerConfig())]
+
+
+def test_options_reach_the_field_they_name(served: Served, tmp_path: Path) -> None:
+    template = tmp_path / "t.jinja"
+    arguments = (
+        "serve fake --host 0.0.0.0 --port 81 --max-model-len 100 --max-num-seqs 2 --max-num-batched-tokens 33 --block-size 32 "
+        "--num-gpu-blocks-override 7 --kv-cache-memory-bytes 1GiB --gpu-memory-utilization 0.25 --no-enable-prefix-caching "
+        "--kv-cache-dtype float32 --dtype bfloat16 --served-model-name a --served-model-name b --api-key k --seed 5 --threads 1 "
+        f"--executor reference --isa avx2 --max-queue 9 --enforce-eager --disable-log-stats --chat-template {template}"
+    )
+    result = run(*arguments.split())
+    assert result.exit_code == 0, result.stderr
+    [(engine, server)] = served
+    assert engine == EngineConfig(
+        model="fake", executor="reference", dtype="bfloat16", kv_cache_dtype="float32", block_size=32, max_model_len=100,
+        max_num_seqs=2, max_num_batched_tokens=33, num_gpu_blocks_override=7, kv_cache_memory_bytes=2**30,
+        gpu_memory_utilization=0.25, enable_prefix_caching=False, seed=5, num_threads=1, isa="avx2", max_queue=9,
+    )  # fmt: skip
+    assert server == ServerConfig(
+        host="0.0.0.0", port=81, served_model_names=("a", "b"), api_keys=("k",), chat_template=template
+    )
+
+
+def test_the_command_line_wins_over_the_file(served: Served, tmp_path: Path) -> None:
+    path = tmp_path / "o.toml"
+    path.write_text(
+        'model = "fake"\nport = 81\nmax-num-seqs = 2\nenable-prefix-caching = false\napi-key = "k"\nchat-template = "t"\n'
+    )
+    assert run("serve", "--config", str(path), "--max-num-seqs", "3").exit_code == 0
+    [(engine, server)] = served
+    assert (engine.model, engine.max_num_seqs, engine.enable_prefix_caching) == ("fake", 3, False)
+    assert server == ServerConfig(port=81, api_keys=("k",), chat_template=Path("t"))
+
+
+def test_a_wrong_file_is_an_error_of_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "o.toml"
+    path.write_text("max-num-seq = 2")
+    result = run("serve", "--config", str(path))
+    assert result.exit_code == 1
+    assert result.stderr == f"octavo: error: {path}: there is no option 'max-num-seq'; did you mean max-num-seqs?\n"
+
+
+def test_the_key_comes_from_the_environment_unless_given(served: Served) -> None:
+    run("serve", environment={"OCTAVO_API_KEY": "from-environment"})
+    run("serve", "--api-key", "given", environment={"OCTAVO_API_KEY": "from-environment"})
+    assert [server.api_keys for _, server in served] == [("from-environment",), ("given",)]
+
+
+def test_the_key_is_never_printed(served: Served) -> None:
+    for arguments in (
+        ["serve", "--help"],
+        ["serve", "--port", "x", "--api-key", "hush-hush"],
+        ["serve", "--api-key", " hush-hush"],
+    ):
+        result = run(*arguments, environment={"OCTAVO_API_KEY": "hush-hush"})
+        assert "hush-hush" not in result.output
+
+
+def test_isa_comes_from_the_environment_unless_given(served: Served) -> None:
+    run("serve", environment={"OCTAVO_ISA": "plain"})
+    run("serve", "--isa", "avx2", environment={"OCTAVO_ISA": "plain"})
+    assert [engine.isa for engine, _ in served] == ["plain", "avx2"]
+
+
+@pytest.mark.parametrize("name", sorted(NOT_HERE))
+def test_options_of_vllm_that_are_not_here_are_refused_by_name(name: str) -> None:
+    flag = f"--{name}" if len(name) > 2 else f"-{name}"
+    result = run("serve", flag, "1")
+    assert result.exit_code == 2
+    assert f"{flag} is an option of vLLM that octavo does not have: " in result.stderr
