@@ -23,6 +23,19 @@ struct TileOut {
   int64_t lanes;      // 1..16
 };
 
+// What a tile asks of memory for later: `step` bytes a step of its loop, from `at` on. Where all rows fit one tile that
+// is the same stream a little further on; else each tile asks for its share of the next block of panels, so that
+// memory works while the tiles compute. May run past the weight's end: a prefetch never faults.
+struct Ahead {
+  const uint8_t* at;
+  int64_t step;
+
+  inline void fetch() {
+    for (int64_t i = 0; i < step; i += 64) __builtin_prefetch(at + i, 0, 3);
+    at += step;
+  }
+};
+
 }  // namespace OCTAVO_ISA_NS
 }  // namespace octavo
 
@@ -116,16 +129,31 @@ static void round_activation(Form form, const float* x, int64_t cols, void* out)
   }
 }
 
-// Rows [0, num_rows) times panels [panel_begin, panel_end), in blocks of panels that stay in the second-level cache
-// while every tile of rows passes over them.
+// Bytes of a panel for one step of a tile's loop.
+static inline int64_t step_bytes(const Weight& weight) {
+  if (weight.form == Form::kInt8) return kInt8GroupBytes;
+  if (weight.form == Form::kInt4) return weight.has_min ? kInt4MinGroupBytes : kInt4GroupBytes;
+  return kPanelRows * 4;
+}
+
+// How many panels every tile of rows passes over before the next ones: few, so that a short call has a next block to
+// ask for early, unless the activations outgrow the second-level cache, which must not be swept for every panel.
+static inline int64_t panels_of_block(const Weight& weight, int64_t num_rows, size_t act_stride) {
+  constexpr size_t kActivationBytes = 512 * 1024;
+  const size_t block_bytes = (static_cast<size_t>(num_rows) * act_stride <= kActivationBytes ? 32 : 256) * 1024;
+  const int64_t fitting = static_cast<int64_t>(block_bytes / (weight.panel_bytes + 1));
+  return fitting < 1 ? 1 : fitting;
+}
+
+// Rows [0, num_rows) times panels [panel_begin, panel_end).
 template <class Tile>
 static void run_tiles(const Weight& weight, const uint8_t* activations, int64_t num_rows, int64_t panel_begin,
                       int64_t panel_end, float* out, int64_t out_stride, const float* bias) {
-  constexpr int64_t kBlockBytes = 384 * 1024;
+  constexpr int64_t kStreamAheadBytes = 2048;
   const size_t act_stride = activation_bytes(weight.form, weight.cols);
-  const int64_t fitting = kBlockBytes / static_cast<int64_t>(weight.panel_bytes + 1);
-  const int64_t block = num_rows <= kTileRows ? panel_end - panel_begin : (fitting < 1 ? 1 : fitting);
   const int64_t num_tiles = (num_rows + kTileRows - 1) / kTileRows;
+  const int64_t block = num_tiles <= 1 ? panel_end - panel_begin : panels_of_block(weight, num_rows, act_stride);
+  const int64_t step = step_bytes(weight);
   for (int64_t first = panel_begin; first < panel_end; first += block) {
     const int64_t last = first + block < panel_end ? first + block : panel_end;
     for (int64_t tile = 0; tile < num_tiles; ++tile) {
@@ -135,31 +163,37 @@ static void run_tiles(const Weight& weight, const uint8_t* activations, int64_t 
       for (int64_t panel = first; panel < last; ++panel) {
         const int64_t column = panel * kPanelRows;
         const int64_t present = weight.rows - column;
+        const uint8_t* data = weight.data + static_cast<size_t>(panel) * weight.panel_bytes;
+        Ahead ahead{data + kStreamAheadBytes, step};
+        if (num_tiles > 1) {
+          const int64_t share = static_cast<int64_t>(weight.panel_bytes) * tile / num_tiles;
+          ahead.at = data + static_cast<size_t>(block) * weight.panel_bytes + share;
+          ahead.step = panel + block < panel_end ? (step + num_tiles - 1) / num_tiles : 0;
+        }
         const TileOut to{out + row * out_stride + column, out_stride, bias != nullptr ? bias + column : nullptr,
                          present < kPanelRows ? present : kPanelRows};
-        Tile::run(height, weight.data + static_cast<size_t>(panel) * weight.panel_bytes, weight.cols, act, act_stride,
-                  to);
+        Tile::run(height, data, weight.cols, act, act_stride, ahead, to);
       }
     }
   }
 }
 
 // Chooses the instance for a tile's height.
-#define OCTAVO_TILE(name, function)                                                                              \
-  struct name {                                                                                                  \
-    static inline void run(int64_t height, const uint8_t* panel, int64_t cols, const uint8_t* act, size_t stride, \
-                           const TileOut& to) {                                                                  \
-      switch (height) {                                                                                          \
-        case 1: function<1>(panel, cols, act, stride, to); break;                                                \
-        case 2: function<2>(panel, cols, act, stride, to); break;                                                \
-        case 3: function<3>(panel, cols, act, stride, to); break;                                                \
-        case 4: function<4>(panel, cols, act, stride, to); break;                                                \
-        case 5: function<5>(panel, cols, act, stride, to); break;                                                \
-        case 6: function<6>(panel, cols, act, stride, to); break;                                                \
-        case 7: function<7>(panel, cols, act, stride, to); break;                                                \
-        default: function<8>(panel, cols, act, stride, to); break;                                               \
-      }                                                                                                          \
-    }                                                                                                            \
+#define OCTAVO_TILE(name, function)                                                                                   \
+  struct name {                                                                                                       \
+    static inline void run(int64_t height, const uint8_t* panel, int64_t cols, const uint8_t* act, size_t stride,     \
+                           Ahead ahead, const TileOut& to) {                                                          \
+      switch (height) {                                                                                               \
+        case 1: function<1>(panel, cols, act, stride, ahead, to); break;                                              \
+        case 2: function<2>(panel, cols, act, stride, ahead, to); break;                                              \
+        case 3: function<3>(panel, cols, act, stride, ahead, to); break;                                              \
+        case 4: function<4>(panel, cols, act, stride, ahead, to); break;                                              \
+        case 5: function<5>(panel, cols, act, stride, ahead, to); break;                                              \
+        case 6: function<6>(panel, cols, act, stride, ahead, to); break;                                              \
+        case 7: function<7>(panel, cols, act, stride, ahead, to); break;                                              \
+        default: function<8>(panel, cols, act, stride, ahead, to); break;                                             \
+      }                                                                                                               \
+    }                                                                                                                 \
   }
 
 OCTAVO_TILE(F32Tile, tile_f32);

@@ -12,11 +12,27 @@
 
 #include "kernels/pack.h"
 
+// Functions and lambdas of a tile lie in its one loop: none may become a call.
+#define OCTAVO_FLAT __attribute__((always_inline))
+
 namespace octavo {
 namespace OCTAVO_ISA_NS {
 
 constexpr int64_t kTileRows = 8;
-constexpr int64_t kPrefetchBytes = 2048;  // ahead of the panel's read; may run past its end, into the next panel
+
+template <int kValue>
+struct Index {
+  constexpr operator int() const { return kValue; }
+};
+
+// f(0) ... f(R - 1), each with a constant: gcc 12 keeps an array in registers only if every index to it is one early on.
+template <int R, int kFirst = 0, class F>
+OCTAVO_FLAT static inline void each(const F& f) {
+  if constexpr (kFirst < R) {
+    f(Index<kFirst>{});
+    each<R, kFirst + 1>(f);
+  }
+}
 
 static inline __m512i broadcast_i32(const uint8_t* p) {
   int32_t value;
@@ -46,126 +62,128 @@ static inline __m512 load_f16(const uint8_t* p) {
   return _mm512_maskz_cvtph_ps(0xffff, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
 }
 
-static inline void prefetch(const uint8_t* p, int64_t bytes) {
-  for (int64_t i = 0; i < bytes; i += 64) _mm_prefetch(reinterpret_cast<const char*>(p + i), _MM_HINT_T0);
-}
 
 template <int R>
 static inline void store_tile(const __m512 (&sums)[R], const TileOut& to) {
   const __mmask16 lanes = static_cast<__mmask16>((1u << to.lanes) - 1u);
   if (to.bias != nullptr) {
     const __m512 bias = _mm512_maskz_loadu_ps(lanes, to.bias);
-    for (int r = 0; r < R; ++r) _mm512_mask_storeu_ps(to.out + r * to.stride, lanes, _mm512_add_ps(sums[r], bias));
+    each<R>([&](auto r) OCTAVO_FLAT { _mm512_mask_storeu_ps(to.out + r * to.stride, lanes, _mm512_add_ps(sums[r], bias)); });
   } else {
-    for (int r = 0; r < R; ++r) _mm512_mask_storeu_ps(to.out + r * to.stride, lanes, sums[r]);
+    each<R>([&](auto r) OCTAVO_FLAT { _mm512_mask_storeu_ps(to.out + r * to.stride, lanes, sums[r]); });
   }
 }
 
 template <int R>
-static void tile_f32(const uint8_t* panel, int64_t cols, const uint8_t* act, size_t stride, const TileOut& to) {
+static void tile_f32(const uint8_t* panel, int64_t cols, const uint8_t* act, size_t stride, Ahead ahead,
+                   const TileOut& to) {
   const uint8_t* row[R];
   __m512 sums[R];
-  for (int r = 0; r < R; ++r) {
+  each<R>([&](auto r) OCTAVO_FLAT {
     row[r] = act + static_cast<size_t>(r) * stride;
     sums[r] = _mm512_setzero_ps();
-  }
+  });
   for (int64_t k = 0; k < cols; ++k, panel += 64) {
-    prefetch(panel + kPrefetchBytes, 64);
+    ahead.fetch();
     const __m512 weights = _mm512_loadu_ps(panel);
-    for (int r = 0; r < R; ++r) sums[r] = _mm512_fmadd_ps(weights, broadcast_f32(row[r] + 4 * k), sums[r]);
+    each<R>([&](auto r) OCTAVO_FLAT { sums[r] = _mm512_fmadd_ps(weights, broadcast_f32(row[r] + 4 * k), sums[r]); });
   }
   store_tile<R>(sums, to);
 }
 
 template <int R>
-static void tile_bf16(const uint8_t* panel, int64_t cols, const uint8_t* act, size_t stride, const TileOut& to) {
+static void tile_bf16(const uint8_t* panel, int64_t cols, const uint8_t* act, size_t stride, Ahead ahead,
+                   const TileOut& to) {
   const uint8_t* row[R];
   __m512 sums[R];
-  for (int r = 0; r < R; ++r) {
+  each<R>([&](auto r) OCTAVO_FLAT {
     row[r] = act + static_cast<size_t>(r) * stride;
     sums[r] = _mm512_setzero_ps();
-  }
+  });
   const int64_t pairs = (cols + 1) / 2;
   for (int64_t k = 0; k < pairs; ++k, panel += 64) {
-    prefetch(panel + kPrefetchBytes, 64);
+    ahead.fetch();
     const __m512i weights = _mm512_loadu_si512(panel);
-    for (int r = 0; r < R; ++r) dot_bf16(sums[r], weights, row[r] + 4 * k);
+    each<R>([&](auto r) OCTAVO_FLAT { dot_bf16(sums[r], weights, row[r] + 4 * k); });
   }
   store_tile<R>(sums, to);
 }
 
 template <int R>
-static void tile_int8(const uint8_t* panel, int64_t cols, const uint8_t* act, size_t stride, const TileOut& to) {
+static void tile_int8(const uint8_t* panel, int64_t cols, const uint8_t* act, size_t stride, Ahead ahead,
+                   const TileOut& to) {
   const uint8_t* row[R];
   __m512 sums[R];
-  for (int r = 0; r < R; ++r) {
+  each<R>([&](auto r) OCTAVO_FLAT {
     row[r] = act + static_cast<size_t>(r) * stride;
     sums[r] = _mm512_setzero_ps();
-  }
+  });
   const int64_t end = cols / kGroup * kInt8ActGroupBytes;
   for (int64_t at = 0; at < end; at += kInt8ActGroupBytes, panel += kInt8GroupBytes) {
-    prefetch(panel + kPrefetchBytes, kInt8GroupBytes);
+    ahead.fetch();
     __m512i dots[R];
-    for (int r = 0; r < R; ++r) dots[r] = broadcast_i32(row[r] + at + kActStartAt);
+    each<R>([&](auto r) OCTAVO_FLAT { dots[r] = broadcast_i32(row[r] + at + kActStartAt); });
     for (int step = 0; step < 8; ++step) {
       const __m512i weights = _mm512_loadu_si512(panel + 64 * step);
-      for (int r = 0; r < R; ++r) dot_u8(dots[r], weights, row[r] + at + 4 * step);
+      each<R>([&](auto r) OCTAVO_FLAT { dot_u8(dots[r], weights, row[r] + at + 4 * step); });
     }
     const __m512 scales = load_f16(panel + kInt8ScaleAt);
-    for (int r = 0; r < R; ++r) {
+    each<R>([&](auto r) OCTAVO_FLAT {
       const __m512 scale = _mm512_mul_ps(scales, broadcast_f32(row[r] + at + kActScaleAt));
       sums[r] = _mm512_fmadd_ps(to_float(dots[r]), scale, sums[r]);
-    }
+    });
   }
   store_tile<R>(sums, to);
 }
 
 template <int R, bool kMin>
-static inline void tile_nibbles(const uint8_t* panel, int64_t cols, const uint8_t* act, size_t stride,
+static inline void tile_nibbles(const uint8_t* panel, int64_t cols, const uint8_t* act, size_t stride, Ahead ahead,
                                 const TileOut& to) {
   constexpr int64_t kBytes = kMin ? kInt4MinGroupBytes : kInt4GroupBytes;
   const __m512i low = _mm512_set1_epi8(15);
   const uint8_t* row[R];
   __m512 sums[R];
-  for (int r = 0; r < R; ++r) {
+  each<R>([&](auto r) OCTAVO_FLAT {
     row[r] = act + static_cast<size_t>(r) * stride;
     sums[r] = _mm512_setzero_ps();
-  }
+  });
   const int64_t end = cols / kGroup * kInt4ActGroupBytes;
   for (int64_t at = 0; at < end; at += kInt4ActGroupBytes, panel += kBytes) {
-    prefetch(panel + kPrefetchBytes, kBytes);
+    ahead.fetch();
     __m512i dots[R];
-    for (int r = 0; r < R; ++r) dots[r] = kMin ? _mm512_setzero_si512() : broadcast_i32(row[r] + at + kActStartAt);
+    each<R>([&](auto r) OCTAVO_FLAT { dots[r] = kMin ? _mm512_setzero_si512() : broadcast_i32(row[r] + at + kActStartAt); });
     for (int step = 0; step < 4; ++step) {
       const __m512i both = _mm512_loadu_si512(panel + 64 * step);
       const __m512i first = _mm512_and_si512(both, low);
-      for (int r = 0; r < R; ++r) dot_u8(dots[r], first, row[r] + at + 4 * step);
+      each<R>([&](auto r) OCTAVO_FLAT { dot_u8(dots[r], first, row[r] + at + 4 * step); });
       const __m512i second = _mm512_and_si512(_mm512_srli_epi16(both, 4), low);
-      for (int r = 0; r < R; ++r) dot_u8(dots[r], second, row[r] + at + 16 + 4 * step);
+      each<R>([&](auto r) OCTAVO_FLAT { dot_u8(dots[r], second, row[r] + at + 16 + 4 * step); });
     }
     const __m512 scales = load_f16(panel + kInt4ScaleAt);
-    for (int r = 0; r < R; ++r) {
+    each<R>([&](auto r) OCTAVO_FLAT {
       const __m512 scale = _mm512_mul_ps(scales, broadcast_f32(row[r] + at + kActScaleAt));
       sums[r] = _mm512_fmadd_ps(to_float(dots[r]), scale, sums[r]);
-    }
+    });
     if (kMin) {
       const __m512 minimums = load_f16(panel + kInt4MinAt);
-      for (int r = 0; r < R; ++r) {
+      each<R>([&](auto r) OCTAVO_FLAT {
         sums[r] = _mm512_fmadd_ps(minimums, broadcast_f32(row[r] + at + kActSumAt), sums[r]);
-      }
+      });
     }
   }
   store_tile<R>(sums, to);
 }
 
 template <int R>
-static void tile_int4(const uint8_t* panel, int64_t cols, const uint8_t* act, size_t stride, const TileOut& to) {
-  tile_nibbles<R, false>(panel, cols, act, stride, to);
+static void tile_int4(const uint8_t* panel, int64_t cols, const uint8_t* act, size_t stride, Ahead ahead,
+                   const TileOut& to) {
+  tile_nibbles<R, false>(panel, cols, act, stride, ahead, to);
 }
 
 template <int R>
-static void tile_int4_min(const uint8_t* panel, int64_t cols, const uint8_t* act, size_t stride, const TileOut& to) {
-  tile_nibbles<R, true>(panel, cols, act, stride, to);
+static void tile_int4_min(const uint8_t* panel, int64_t cols, const uint8_t* act, size_t stride, Ahead ahead,
+                   const TileOut& to) {
+  tile_nibbles<R, true>(panel, cols, act, stride, ahead, to);
 }
 
 }  // namespace OCTAVO_ISA_NS

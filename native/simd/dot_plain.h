@@ -24,7 +24,8 @@ static inline void store_tile(const float (&sums)[R][16], const TileOut& to) {
 }
 
 template <int R>
-static void tile_f32(const uint8_t* panel, int64_t cols, const uint8_t* act, size_t stride, const TileOut& to) {
+static void tile_f32(const uint8_t* panel, int64_t cols, const uint8_t* act, size_t stride, Ahead,
+                   const TileOut& to) {
   float sums[R][16] = {};
   for (int64_t k = 0; k < cols; ++k, panel += 64) {
     float weights[16];
@@ -38,7 +39,8 @@ static void tile_f32(const uint8_t* panel, int64_t cols, const uint8_t* act, siz
 }
 
 template <int R>
-static void tile_bf16(const uint8_t* panel, int64_t cols, const uint8_t* act, size_t stride, const TileOut& to) {
+static void tile_bf16(const uint8_t* panel, int64_t cols, const uint8_t* act, size_t stride, Ahead,
+                   const TileOut& to) {
   float sums[R][16] = {};
   for (int64_t k = 0; k < cols; k += 2, panel += 64) {
     uint32_t pairs[16];
@@ -76,7 +78,8 @@ static inline void add_group(const int16_t (&weights)[kGroup][16], const float (
 }
 
 template <int R>
-static void tile_int8(const uint8_t* panel, int64_t cols, const uint8_t* act, size_t stride, const TileOut& to) {
+static void tile_int8(const uint8_t* panel, int64_t cols, const uint8_t* act, size_t stride, Ahead,
+                   const TileOut& to) {
   float sums[R][16] = {};
   for (int64_t k = 0; k < cols; k += kGroup, panel += kInt8GroupBytes, act += kInt8ActGroupBytes) {
     int16_t weights[kGroup][16];
@@ -121,12 +124,14 @@ static inline void tile_nibbles(const uint8_t* panel, int64_t cols, const uint8_
 }
 
 template <int R>
-static void tile_int4(const uint8_t* panel, int64_t cols, const uint8_t* act, size_t stride, const TileOut& to) {
+static void tile_int4(const uint8_t* panel, int64_t cols, const uint8_t* act, size_t stride, Ahead,
+                   const TileOut& to) {
   tile_nibbles<R, false>(panel, cols, act, stride, to);
 }
 
 template <int R>
-static void tile_int4_min(const uint8_t* panel, int64_t cols, const uint8_t* act, size_t stride, const TileOut& to) {
+static void tile_int4_min(const uint8_t* panel, int64_t cols, const uint8_t* act, size_t stride, Ahead,
+                   const TileOut& to) {
   tile_nibbles<R, true>(panel, cols, act, stride, to);
 }
 
