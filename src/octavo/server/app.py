@@ -1,0 +1,155 @@
+"""The HTTP application: every route, behind the one door. Knows no process, port or signal (`octavo.server.run` does).
+
+Refuses to route around the door: it wraps the router, so a route added here is guarded without doing anything.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import HTMLResponse
+
+from octavo import __version__
+from octavo.server import errors, tokens
+from octavo.server.config import ServerConfig
+from octavo.server.docs_page import PAGE, PAGE_POLICY, install_openapi
+from octavo.server.door import Door
+from octavo.server.errors import json_response
+from octavo.server.metrics import CONTENT_TYPE, ServerMetrics
+from octavo.server.openai import chat, completions, models
+from octavo.server.openai import responses as shapes
+from octavo.server.openai.call import Routes
+from octavo.server.openai.parse import UnknownNames
+from octavo.server.openai.schemas import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from octavo.server.protocol import EngineLike, TemplateLike, TokenizerLike
+from octavo.server.state import Loaded, Phase, ServerState
+
+DEFAULT_MAX_QUEUE = 512
+
+_ERRORS: dict[int | str, dict[str, Any]] = {
+    "4XX": {"model": shapes.ErrorEnvelope, "description": "What was asked, the limit, what to change"},
+    "5XX": {"model": shapes.ErrorEnvelope, "description": "Not the request's fault"},
+}
+
+
+def create_app(
+    engine: EngineLike,
+    tokenizer: TokenizerLike,
+    template: TemplateLike | None,
+    config: ServerConfig,
+    *,
+    max_queue: int = DEFAULT_MAX_QUEUE,
+) -> FastAPI:
+    """The application of an engine that is ready."""
+    state = ServerState(config, ServerMetrics())
+    state.set_ready(Loaded(engine, tokenizer, template, config, max_queue))
+    return build_app(state)
+
+
+def build_app(state: ServerState) -> FastAPI:
+    """The application of a server in any phase; it answers 503 until `state.set_ready`."""
+    app = FastAPI(
+        title="octavo",
+        version=__version__,
+        description="OpenAI-compatible inference over a paged KV cache",
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+    )
+    app.state.octavo = state
+    routes = Routes(state, UnknownNames())
+    _add_openai(app, routes)
+    _add_tokens(app, routes)
+    _add_status(app, state)
+    errors.install(app)
+    install_openapi(
+        app,
+        {
+            "/v1/chat/completions": ChatRequest,
+            "/v1/completions": CompletionRequest,
+            "/tokenize": TokenizeRequest,
+            "/detokenize": DetokenizeRequest,
+        },
+    )
+    app.add_middleware(Door, state=state)
+    return app
+
+
+def _ok(model: Any, description: str = "OK") -> dict[int | str, dict[str, Any]]:
+    return {200: {"model": model, "description": description}} | _ERRORS
+
+
+def _add_openai(app: FastAPI, routes: Routes) -> None:
+    state = routes.state
+
+    @app.post("/v1/chat/completions", responses=_ok(shapes.ChatCompletion), response_class=Response)
+    async def create_chat_completion(request: Request) -> Response:
+        """The next message of a conversation, whole or as server-sent events."""
+        return await chat.create_chat_completion(routes, request)
+
+    @app.post("/v1/completions", responses=_ok(shapes.Completion), response_class=Response)
+    async def create_completion(request: Request) -> Response:
+        """The continuation of one or many prompts, whole or as server-sent events."""
+        return await completions.create_completion(routes, request)
+
+    @app.get("/v1/models", responses=_ok(shapes.ModelList), response_class=Response)
+    async def list_models() -> Response:
+        """The names this server answers to."""
+        return json_response(models.list_models(state))
+
+    @app.get("/v1/models/{model:path}", responses=_ok(shapes.ModelCard), response_class=Response)
+    async def retrieve_model(model: str) -> Response:
+        """One of them."""
+        return json_response(models.retrieve_model(state, model))
+
+
+def _add_tokens(app: FastAPI, routes: Routes) -> None:
+    @app.post("/tokenize", responses=_ok(shapes.Tokens), response_class=Response)
+    async def tokenize(request: Request) -> Response:
+        """The token ids of a prompt, or of messages as the chat route would see them."""
+        return await tokens.tokenize(routes, request)
+
+    @app.post("/detokenize", responses=_ok(shapes.DetokenizedPrompt), response_class=Response)
+    async def detokenize(request: Request) -> Response:
+        """The text of token ids."""
+        return await tokens.detokenize(routes, request)
+
+
+def _add_status(app: FastAPI, state: ServerState) -> None:
+    @app.get("/health", responses=_ok(shapes.Health), response_class=Response)
+    async def health() -> Response:
+        """200 while the engine's step loop is heard; 503 while loading or draining, or when it is dead or hangs."""
+        if state.is_healthy():
+            return json_response({"status": "ok"})
+        if state.phase is Phase.READY:
+            return errors.error_response(errors.ServiceUnavailable("the engine does not answer", code="engine_hung"))
+        return errors.error_response(state.unavailable())
+
+    @app.get("/ping", responses=_ok(shapes.Health), response_class=Response)
+    async def ping() -> Response:
+        """The same as /health."""
+        return await health()
+
+    @app.get("/version", responses=_ok(shapes.Version), response_class=Response)
+    async def version() -> Response:
+        """What runs here."""
+        info = state.loaded.info if state.is_loaded else None
+        return json_response(
+            {
+                "version": __version__,
+                "model": state.loaded.model_names[0] if info else None,
+                "executor": info.executor if info else None,
+                "isa": info.isa if info else None,
+                "batch_invariant": True if info else None,
+            }
+        )
+
+    @app.get("/metrics", response_class=Response)
+    async def metrics() -> Response:
+        """Prometheus text."""
+        return Response(state.metrics.render(), media_type=CONTENT_TYPE)
+
+    @app.get("/docs", include_in_schema=False, response_class=HTMLResponse)
+    async def docs() -> HTMLResponse:
+        return HTMLResponse(PAGE, headers={"Content-Security-Policy": PAGE_POLICY})

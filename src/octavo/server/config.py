@@ -1,0 +1,56 @@
+"""What the HTTP side is to be: one frozen object, beside `EngineConfig`. Reads no environment, opens nothing.
+
+Invariant: a configuration that constructs is one the server can start with, ports and files aside.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from octavo.errors import ConfigError
+from octavo.server.limits import MAX_MODEL_NAME_CHARS, Limits
+
+
+@dataclass(frozen=True, slots=True)
+class ServerConfig:
+    """Raises ConfigError on construction, naming the option."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000  # 0: any free one, printed at the start
+    served_model_names: tuple[str, ...] = ()  # the first is the one in answers; none: the engine's model name
+    api_keys: tuple[str, ...] = field(default=(), repr=False)  # none: no key is asked for
+    chat_template: Path | None = None  # a file that replaces the model's own template
+    shutdown_timeout_seconds: float = 30.0  # how long requests in flight may go on after SIGTERM
+    limits: Limits = field(default_factory=Limits)
+
+    def __post_init__(self) -> None:
+        if not self.host:
+            raise ConfigError("host is empty; give an address such as 127.0.0.1", param="host")
+        if isinstance(self.port, bool) or not 0 <= self.port <= 65535:
+            raise ConfigError(f"port is {self.port}; it must be from 0 to 65535", param="port")
+        for name in self.served_model_names:
+            if not name or len(name) > MAX_MODEL_NAME_CHARS or not name.isprintable():
+                raise ConfigError(
+                    f"served_model_name must have 1 to {MAX_MODEL_NAME_CHARS} printable characters",
+                    param="served_model_name",
+                )
+        for key in self.api_keys:
+            if not key or not key.isprintable() or key != key.strip():
+                raise ConfigError("an api_key is empty or holds blanks or control characters", param="api_key")
+        if self.shutdown_timeout_seconds < 0:
+            raise ConfigError(
+                f"shutdown_timeout is {self.shutdown_timeout_seconds:g}; it must be 0 or more seconds",
+                param="shutdown_timeout",
+            )
+
+    @property
+    def is_loopback(self) -> bool:
+        """Only this machine can connect."""
+        if self.host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host.strip("[]")).is_loopback
+        except ValueError:
+            return False

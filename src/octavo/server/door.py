@@ -1,0 +1,187 @@
+"""The one door: an ASGI wrapper that every request passes before any route sees it.
+
+In this order: header limits (431), the key (401), the life of the process (503), the body's length and pace (413,
+408, 415). Behind it a route finds the whole body in `scope["octavo.body"]` and the request's id in
+`scope["octavo.request_id"]`. Refuses to route: that a path is served by nobody is said only to those with a key.
+
+Invariants: every answer carries X-Request-Id and, where it is an error, the envelope; an exception nobody foresaw
+becomes a 500 that tells nothing of the inside.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import secrets
+import time
+from collections.abc import Iterable
+from http import HTTPStatus
+from typing import NoReturn
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from octavo.errors import OctavoError, TooLarge, Unauthorized
+from octavo.server.errors import ClientGone, PayloadError, error_response, internal_envelope, json_response, log_fault
+from octavo.server.limits import MAX_REQUEST_ID_CHARS, Limits
+from octavo.server.state import Phase, ServerState
+
+OPEN_PATHS = frozenset({"/health", "/ping", "/version"})  # asked by probes, which hold no key
+_SERVED_ALWAYS = OPEN_PATHS | {"/metrics", "/docs", "/openapi.json"}  # also while loading
+_METHODS_WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
+
+
+class KeyRing:
+    """The keys that open the door. Compares in constant time, on digests, against every key."""
+
+    def __init__(self, keys: Iterable[str]) -> None:
+        self._digests = tuple(hashlib.sha256(key.encode("utf-8")).digest() for key in keys)
+
+    def is_open(self) -> bool:
+        return not self._digests
+
+    def holds(self, presented: bytes) -> bool:
+        digest = hashlib.sha256(presented).digest()
+        found = False
+        for each in self._digests:
+            found |= hmac.compare_digest(digest, each)
+        return found
+
+
+class Door:
+    def __init__(self, app: ASGIApp, state: ServerState) -> None:
+        self._app = app
+        self._state = state
+        self._limits = state.config.limits
+        self._keys = KeyRing(state.config.api_keys)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":
+            await receive()
+            await send({"type": "websocket.close", "code": 1008})
+        elif scope["type"] == "http":
+            await self._handle(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
+
+    async def _handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request_id = _request_id(scope)
+        answer = _Answer(send, request_id, drop_body=scope["method"] == "HEAD")
+        inner = dict(scope)
+        inner["octavo.request_id"] = request_id
+        if scope["method"] == "HEAD":
+            inner["method"] = "GET"
+        try:
+            self._check_headers(scope)
+            self._check_key(scope)
+            self._check_phase(scope)
+            if scope["method"] in _METHODS_WITH_BODY:
+                _check_encoding(scope)
+                inner["octavo.body"] = await read_body(scope, receive, self._limits)
+            await self._app(inner, receive, answer.send)
+        except ClientGone:
+            return
+        except OctavoError as error:
+            await answer.fail(inner, receive, error)
+        except Exception as error:  # the last wall: whatever it is, it ends this request alone
+            log_fault(error, request_id)
+            await answer.fail(inner, receive, None)
+
+    def _check_headers(self, scope: Scope) -> None:
+        limits = self._limits
+        headers: list[tuple[bytes, bytes]] = scope["headers"]
+        if len(headers) > limits.max_headers:
+            raise PayloadError(431, f"the request has {len(headers)} headers, the limit is {limits.max_headers}")
+        size = len(scope.get("raw_path") or b"") + len(scope.get("query_string") or b"")
+        size += sum(len(name) + len(value) + 4 for name, value in headers)
+        if size > limits.max_header_bytes:
+            raise PayloadError(431, f"the headers take {size} bytes, the limit is {limits.max_header_bytes}")
+
+    def _check_key(self, scope: Scope) -> None:
+        if self._keys.is_open() or scope["path"] in OPEN_PATHS:
+            return
+        values = [value for name, value in scope["headers"] if name == b"authorization"]
+        if len(values) == 1:
+            scheme, _, key = values[0].strip().partition(b" ")
+            if scheme.lower() == b"bearer" and self._keys.holds(key.strip()):
+                return
+        raise Unauthorized("a valid key is needed; send it as 'Authorization: Bearer KEY'", code="invalid_api_key")
+
+    def _check_phase(self, scope: Scope) -> None:
+        if self._state.phase is Phase.READY or scope["path"] in _SERVED_ALWAYS:
+            return
+        if self._state.phase is Phase.DRAINING and scope["method"] not in _METHODS_WITH_BODY:
+            return
+        raise self._state.unavailable()
+
+
+class _Answer:
+    """Adds the request's id to the answer, and knows whether it began."""
+
+    def __init__(self, send: Send, request_id: str, *, drop_body: bool) -> None:
+        self._send = send
+        self._header = (b"x-request-id", request_id.encode("ascii"))
+        self._drop_body = drop_body
+        self._started = False
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self._started = True
+            message = {**message, "headers": [*message.get("headers", ()), self._header]}
+        elif self._drop_body and message["type"] == "http.response.body":
+            message = {**message, "body": b""}
+        await self._send(message)
+
+    async def fail(self, scope: Scope, receive: Receive, error: OctavoError | None) -> None:
+        """Answers with the error where nothing was sent yet; an answer that began can only be cut."""
+        if self._started:
+            raise ConnectionAbortedError("the answer broke after it began")
+        response = error_response(error) if error else json_response(internal_envelope(), 500)
+        if error and error.status in (HTTPStatus.REQUEST_ENTITY_TOO_LARGE, HTTPStatus.REQUEST_TIMEOUT):
+            response.headers["Connection"] = "close"  # what is left of the body is not read
+        await response(scope, receive, self.send)
+
+
+def _request_id(scope: Scope) -> str:
+    """The client's X-Request-Id where it is one short printable text, else one of ours."""
+    values = [value for name, value in scope["headers"] if name == b"x-request-id"]
+    if len(values) == 1 and 0 < len(values[0]) <= MAX_REQUEST_ID_CHARS and all(32 < byte < 127 for byte in values[0]):
+        return bytes(values[0]).decode("ascii")
+    return secrets.token_hex(16)
+
+
+def _check_encoding(scope: Scope) -> None:
+    for name, value in scope["headers"]:
+        if name == b"content-encoding" and value.strip().lower() not in (b"", b"identity"):
+            raise PayloadError(415, "the body is compressed; send it plain, without Content-Encoding")
+
+
+async def read_body(scope: Scope, receive: Receive, limits: Limits) -> bytes:
+    """The whole body. Raises TooLarge, PayloadError (408), ClientGone."""
+    for name, value in scope["headers"]:
+        if name == b"content-length" and value.isdigit() and int(value[:20]) > limits.max_body_bytes:
+            _too_large(limits)
+    deadline = time.monotonic() + limits.body_timeout_seconds
+    chunks: list[bytes] = []
+    size = 0
+    while True:
+        left = min(deadline - time.monotonic(), limits.body_idle_timeout_seconds)
+        try:
+            async with asyncio.timeout(max(0.0, left)):
+                message = await receive()
+        except TimeoutError:
+            raise PayloadError(408, "the body came too slowly; send it again without pauses") from None
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        chunk = message.get("body", b"")
+        size += len(chunk)
+        if size > limits.max_body_bytes:
+            _too_large(limits)
+        if chunk:
+            chunks.append(chunk)
+        if not message.get("more_body", False):
+            return b"".join(chunks)
+
+
+def _too_large(limits: Limits) -> NoReturn:
+    raise TooLarge(f"the body is above the limit of {limits.max_body_bytes} bytes; send less", code="body_too_large")

@@ -1,0 +1,193 @@
+"""One client's call as requests of the engine: admission, the merged deltas of all its prompts, the whole answers.
+
+Refuses to hide a fault: a sample that ended with "error" or "abort" raises, it never looks like an answer. Invariants:
+every place taken in the admission is given back, and every engine request is ended (finished or aborted), however the
+consumer of `run` stops; at most `max_prompts_in_flight` prompts of a call are in the engine at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Coroutine, Iterator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from starlette.types import Receive
+
+from octavo.engine.engine_request import EngineRequest
+from octavo.errors import InternalError, OctavoError
+from octavo.outputs import SequenceDelta, TokenLogprobs
+from octavo.server.errors import ClientGone, ServiceUnavailable
+from octavo.server.limits import Limits
+from octavo.server.metrics import ServerMetrics
+from octavo.server.state import Loaded
+
+Result = TypeVar("Result")
+Step = tuple[int, list[SequenceDelta]]  # number of the prompt in the call, what came for it
+
+
+@dataclass(slots=True)
+class Usage:
+    """Tokens of a call so far. A prompt counts once, however many samples it has."""
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+
+    def to_wire(self) -> dict[str, Any]:
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "total_tokens": self.prompt_tokens + self.completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
+        }
+
+
+@dataclass(slots=True)
+class Answer:
+    """One sample, whole."""
+
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: Sequence[TokenLogprobs | None] | None = None
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+
+
+class Generation:
+    """The engine requests of one call, in the order of its prompts."""
+
+    def __init__(
+        self, loaded: Loaded, requests: Sequence[EngineRequest], limits: Limits, metrics: ServerMetrics
+    ) -> None:
+        self._loaded = loaded
+        self._requests = requests
+        self._limits = limits
+        self._metrics = metrics
+        self._prompts_seen: set[int] = set()
+        self.usage = Usage(prompt_tokens=sum(len(request.prompt_token_ids) for request in requests))
+
+    async def run(self) -> AsyncGenerator[Step, None]:
+        """Deltas of all prompts as they come. Raises QueueFull, BadRequest, EngineDead, InternalError."""
+        admission = self._loaded.admission
+        admission.take_now()
+        if len(self._requests) == 1:
+            try:
+                async for step in self._one(0):
+                    yield step
+            finally:
+                admission.give_back()
+            return
+        async with aclosing(self._many()) as steps:
+            async for step in steps:
+                yield step
+
+    async def collect(self) -> list[Answer]:
+        """Every sample of every prompt, whole: answer i * n + j is sample j of prompt i."""
+        num_samples = self._requests[0].sampling.n
+        answers = [Answer() for _ in range(len(self._requests) * num_samples)]
+        texts: list[list[str]] = [[] for _ in answers]
+        async with aclosing(self.run()) as steps:
+            async for number, deltas in steps:
+                for delta in deltas:
+                    place = number * num_samples + delta.index
+                    answer = answers[place]
+                    texts[place].append(delta.text)
+                    answer.token_ids.extend(delta.token_ids)
+                    answer.logprobs.extend(delta.logprobs)
+                    if delta.finish_reason is not None:
+                        answer.finish_reason, answer.stop_reason = delta.finish_reason, delta.stop_reason
+                    if delta.prompt_logprobs is not None:
+                        answers[number * num_samples].prompt_logprobs = delta.prompt_logprobs
+        for answer, parts in zip(answers, texts, strict=True):
+            answer.text = "".join(parts)
+        return answers
+
+    async def _one(self, number: int) -> AsyncGenerator[Step, None]:
+        async with aclosing(self._loaded.engine.generate(self._requests[number])) as batches:
+            async for deltas in batches:
+                for delta in deltas:
+                    self._account(number, delta)
+                yield number, deltas
+
+    def _account(self, number: int, delta: SequenceDelta) -> None:
+        if number not in self._prompts_seen:
+            self._prompts_seen.add(number)
+            self.usage.cached_tokens += delta.num_cached_tokens
+        self.usage.completion_tokens += len(delta.token_ids)
+        if delta.timings is not None:
+            self._metrics.observe(delta.timings)
+        if delta.finish_reason == "error":
+            raise InternalError(delta.error or "the request broke inside the engine; try it again")
+        if delta.finish_reason == "abort":
+            raise ServiceUnavailable("the request was ended before its answer was complete", code="aborted")
+
+    async def _many(self) -> AsyncGenerator[Step, None]:
+        """One place in the admission is already taken: the first worker's."""
+        news: asyncio.Queue[Step | BaseException | None] = asyncio.Queue(maxsize=256)
+        numbers = iter(range(len(self._requests)))
+        num_workers = min(len(self._requests), self._limits.max_prompts_in_flight)
+        workers = [
+            asyncio.create_task(self._work(numbers, news, has_place=worker == 0)) for worker in range(num_workers)
+        ]
+        num_open = num_workers
+        try:
+            while num_open:
+                item = await news.get()
+                if item is None:
+                    num_open -= 1
+                elif isinstance(item, BaseException):
+                    raise item
+                else:
+                    yield item
+        finally:
+            for worker in workers:
+                worker.cancel()
+            await asyncio.gather(*workers, return_exceptions=True)
+
+    async def _work(
+        self, numbers: Iterator[int], news: asyncio.Queue[Step | BaseException | None], *, has_place: bool
+    ) -> None:
+        admission = self._loaded.admission
+        try:
+            for number in numbers:
+                if not has_place:
+                    await admission.take()
+                has_place = True
+                async with aclosing(self._one(number)) as steps:
+                    async for step in steps:
+                        await news.put(step)
+                has_place = False
+                admission.give_back()
+        except Exception as error:
+            await news.put(error)
+        else:
+            await news.put(None)
+        finally:
+            if has_place:
+                admission.give_back()
+
+
+async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result:
+    """The result of `work`; when the client leaves before, `work` is cancelled and ClientGone raised."""
+    task = asyncio.ensure_future(work)
+    watcher = asyncio.ensure_future(_disconnected(receive))
+    try:
+        await asyncio.wait((task, watcher), return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise ClientGone
+    finally:
+        for each in (watcher, task):
+            if not each.done():
+                each.cancel()
+                with contextlib.suppress(asyncio.CancelledError, ClientGone, OctavoError):
+                    await each
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,111 @@
+"""uvicorn's HTTP/1.1 connection with the bounds it lacks: header bytes, time to send them, number of connections.
+
+Refuses a header block above the limit before it is stored (431), a client that dawdles over it (408), garbage (400)
+and connections beyond the limit (closed), each in the server's envelope. Bodies are the door's matter.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from http import HTTPStatus
+from typing import Any
+
+import msgspec
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from octavo.server.errors import envelope
+from octavo.server.limits import Limits
+
+
+class BoundedHttpProtocol(HttpToolsProtocol):
+    """Invariant: while a request's headers are incomplete a timer runs, and at most max_header_bytes of them are held.
+
+    `limits` is set by `bounded_protocol`, which makes the class uvicorn is given.
+    """
+
+    limits: Limits = Limits()
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._header_bytes = 0
+        self._in_headers = True  # between the last request's end and the next one's body
+        self._header_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)  # type: ignore[arg-type]
+        if len(self.connections) > self.limits.max_connections:
+            self.transport.close()
+            return
+        self._start_timer()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_timer()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            return
+        if self._in_headers:
+            # what is counted may include the beginning of a body: one read's worth, which the sockets bound
+            self._header_bytes += len(data)
+            if self._header_timer is None:
+                self._start_timer()
+        super().data_received(data)
+        if self._in_headers and self._header_bytes > self.limits.max_header_bytes + _READ_BYTES:
+            limit = self.limits.max_header_bytes
+            self._answer_and_close(
+                HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, f"headers above {limit} bytes; send less"
+            )
+
+    def on_headers_complete(self) -> None:
+        self._in_headers = False
+        self._stop_timer()
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        self._in_headers = True
+        self._header_bytes = 0
+        super().on_message_complete()
+
+    def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - uvicorn's words give way to ours
+        self._answer_and_close(HTTPStatus.BAD_REQUEST, "this is not HTTP/1.1 as the server reads it")
+
+    def _start_timer(self) -> None:
+        self._stop_timer()
+        self._header_timer = self.loop.call_later(self.limits.header_timeout_seconds, self._headers_late)
+
+    def _stop_timer(self) -> None:
+        if self._header_timer is not None:
+            self._header_timer.cancel()
+            self._header_timer = None
+
+    def _headers_late(self) -> None:
+        self._header_timer = None
+        if self.transport.is_closing() or not self._in_headers:
+            return
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._start_timer()  # an answer is under way: stray bytes behind its request must not cut it
+        elif self._header_bytes:
+            self._answer_and_close(HTTPStatus.REQUEST_TIMEOUT, "the headers came too slowly")
+        else:
+            self.transport.close()
+
+    def _answer_and_close(self, status: HTTPStatus, message: str) -> None:
+        if self.transport.is_closing():
+            return
+        if self.cycle is None or self.cycle.response_complete:  # else an answer is under way: only close
+            body = msgspec.json.encode(envelope(message, error_type="invalid_request_error"))
+            head = (
+                f"HTTP/1.1 {status.value} {status.phrase}\r\ncontent-type: application/json\r\n"
+                f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+            )
+            self.transport.write(head.encode("ascii") + body)
+        self.transport.close()
+
+
+_READ_BYTES = 256 * 2**10  # the most one read of the transport brings
+
+
+def bounded_protocol(limits: Limits) -> type[BoundedHttpProtocol]:
+    """The protocol class with these limits; uvicorn makes one object of it a connection."""
+    return type("BoundedHttpProtocol", (BoundedHttpProtocol,), {"limits": limits})

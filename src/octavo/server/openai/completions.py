@@ -1,0 +1,185 @@
+"""POST /v1/completions: one or many prompts in, n completions of each out, choice i * n + j for sample j of prompt i.
+
+Refuses what schemas.py and convert.py refuse. `echo` puts the prompt before the answer, with its log-probabilities
+where `logprobs` is set; with max_tokens 0 nothing is generated (scoring, as lm-eval does it).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from fastapi import Request, Response
+
+from octavo.errors import BadRequest
+from octavo.outputs import SequenceDelta, TokenLogprobs
+from octavo.sampling_params import SamplingParams
+from octavo.server.errors import json_response
+from octavo.server.generation import Answer, Generation, until_disconnect
+from octavo.server.openai.call import Call, Routes
+from octavo.server.openai.convert import check_prompt_ids, check_samples, check_work, completion_sampling
+from octavo.server.openai.logprobs import CompletionLogprobs, joined, prompt_logprobs
+from octavo.server.openai.parse import read
+from octavo.server.openai.schemas import CompletionRequest
+
+
+async def create_completion(routes: Routes, http: Request) -> Response:
+    return await until_disconnect(http.receive, _answer(routes, http))
+
+
+async def _answer(routes: Routes, http: Request) -> Response:
+    body = await read(http, CompletionRequest, routes.state.config.limits, routes.unknown_names)
+    call = _CompletionCall(routes, http, body)
+    sampling = completion_sampling(body)
+    info, limits = call.loaded.info, routes.state.config.limits
+    sampling.check_against_model(info.vocab_size)
+    texts = _prompts(body)
+    check_samples(len(texts), body.n or 1, limits)
+    for prompt in texts:
+        ids = await _encode(routes, body, prompt)
+        check_prompt_ids(ids, info, "prompt", sampling.max_tokens)
+        call.add_prompt(prompt, ids)
+    check_work(call.prompts, sampling.n, sampling.max_tokens, info, limits)
+    if call.is_echo_only:
+        return call.echo_only(sampling)
+    generation = call.generation(call.prompts, sampling)
+    if body.stream:
+        return await call.stream(generation, call.chunks, "text_completion")
+    return json_response(call.whole(await generation.collect(), generation))
+
+
+def _prompts(body: CompletionRequest) -> list[str | list[int]]:
+    """The prompts of the call. Raises BadRequest when there is none, or an empty one."""
+    prompt = body.prompt
+    prompts: list[str | list[int]]
+    if isinstance(prompt, str):
+        prompts = [prompt]
+    elif prompt and isinstance(prompt[0], int):
+        prompts = [[each for each in prompt if isinstance(each, int)]]
+    else:
+        prompts = [each for each in prompt if not isinstance(each, int)]
+    if not prompts or not all(prompts):
+        raise BadRequest("prompt is empty; send at least one token", param="prompt")
+    return prompts
+
+
+async def _encode(routes: Routes, body: CompletionRequest, prompt: str | list[int]) -> list[int]:
+    if not isinstance(prompt, str):
+        return prompt
+    return await routes.state.loaded.encoder.encode_text(
+        prompt, add_special_tokens=body.add_special_tokens is not False, param="prompt"
+    )
+
+
+class _CompletionCall(Call):
+    def __init__(self, routes: Routes, http: Request, body: CompletionRequest) -> None:
+        super().__init__(routes, http, body, prefix="cmpl", kind="text_completion")
+        self.prompts: list[list[int]] = []
+        self._texts: list[str] = []  # of the prompts, where they are echoed
+        self._echo = bool(body.echo)
+        self._num_top = body.logprobs
+        self._num_samples = body.n or 1
+        self._max_tokens = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
+        self._wants_ids = bool(body.return_token_ids)
+        self._streams: dict[int, CompletionLogprobs | None] = {}  # by choice, once its first chunk was sent
+        self._at_prompt: dict[int, Sequence[TokenLogprobs | None]] = {}  # by prompt; comes once, n samples echo it
+        self._skip_special = body.skip_special_tokens is not False
+
+    def add_prompt(self, prompt: str | list[int], ids: list[int]) -> None:
+        self.prompts.append(ids)
+        if self._echo:
+            text = prompt if isinstance(prompt, str) else self.loaded.tokenizer.decode(ids, skip_special_tokens=False)
+            self._texts.append(text)
+
+    @property
+    def is_echo_only(self) -> bool:
+        """Nothing is to be computed: the prompts come back as they are."""
+        return self._max_tokens == 0 and self._num_top is None and self.body.prompt_logprobs is None
+
+    def echo_only(self, sampling: SamplingParams) -> Response:
+        generation = self.generation(self.prompts, sampling)
+        if self.body.stream:
+            raise BadRequest("max_tokens is 0: there is nothing to stream; leave stream out", param="stream")
+        answers = [Answer(finish_reason="length") for _ in self.prompts]
+        return json_response(self.whole(answers, generation))
+
+    def chunks(self, number: int, delta: SequenceDelta) -> Iterator[dict[str, Any]]:
+        """One sample's next piece. With max_tokens 0 one sample stands for all n."""
+        if delta.prompt_logprobs is not None:
+            self._at_prompt[number] = delta.prompt_logprobs
+        copies = self._num_samples if self._max_tokens == 0 else 1
+        for copy in range(copies):
+            index = number * self._num_samples + delta.index + copy
+            if (choice := self._chunk(number, index, delta)) is not None:
+                yield {"choices": [choice]}
+
+    def _chunk(self, number: int, index: int, delta: SequenceDelta) -> dict[str, Any] | None:
+        is_first = index not in self._streams
+        if is_first:
+            self._streams[index] = self._counter()
+        text, logprobs = delta.text, None
+        counter = self._streams[index]
+        if is_first and self._echo:
+            text = self._texts[number] + text
+        if counter is not None:
+            logprobs = self._echo_logprobs(counter, number, self._at_prompt.get(number)) if is_first else None
+            piece = counter.piece(delta.logprobs)
+            logprobs = joined(logprobs, piece) if logprobs is not None else piece
+        says_nothing = not (text or delta.finish_reason or (logprobs and logprobs["tokens"]))
+        if says_nothing and not self._wants_ids and not is_first:
+            return None
+        choice: dict[str, Any] = {
+            "index": index,
+            "text": text,
+            "logprobs": logprobs,
+            "finish_reason": delta.finish_reason,
+        }
+        if delta.finish_reason is not None:
+            choice["stop_reason"] = delta.stop_reason
+        if self._wants_ids:
+            choice["token_ids"] = list(delta.token_ids)
+            if is_first:
+                choice["prompt_token_ids"] = self.prompts[number]
+        return choice
+
+    def whole(self, answers: list[Answer], generation: Generation) -> dict[str, Any]:
+        if self._max_tokens == 0:  # one sample of each prompt stands for all n
+            answers = [answer for answer in answers for _ in range(self._num_samples)]
+        return self.head() | {
+            "choices": [self._choice(index, answers) for index in range(len(answers))],
+            "usage": generation.usage.to_wire(),
+        }
+
+    def _choice(self, index: int, answers: list[Answer]) -> dict[str, Any]:
+        number = index // self._num_samples
+        answer = answers[index]
+        at_prompt = answers[number * self._num_samples].prompt_logprobs
+        logprobs = None
+        if (counter := self._counter()) is not None:
+            logprobs = counter.piece(()) if not self._echo else self._echo_logprobs(counter, number, at_prompt)
+            piece = counter.piece(answer.logprobs)
+            logprobs = joined(logprobs, piece) if logprobs is not None else piece
+        choice: dict[str, Any] = {
+            "index": index,
+            "text": self._texts[number] + answer.text if self._echo else answer.text,
+            "logprobs": logprobs,
+            "finish_reason": answer.finish_reason,
+            "stop_reason": answer.stop_reason,
+        }
+        if self.body.prompt_logprobs is not None:
+            choice["prompt_logprobs"] = None if at_prompt is None else prompt_logprobs(at_prompt, self.names)
+        if self._wants_ids:
+            choice |= {"token_ids": answer.token_ids, "prompt_token_ids": self.prompts[number]}
+        return choice
+
+    def _counter(self) -> CompletionLogprobs | None:
+        if self._num_top is None:
+            return None
+        return CompletionLogprobs(self.names, self._num_top, skip_special=self._skip_special)
+
+    def _echo_logprobs(
+        self, counter: CompletionLogprobs, number: int, entries: Sequence[TokenLogprobs | None] | None
+    ) -> dict[str, Any] | None:
+        if not self._echo or entries is None:
+            return None
+        return counter.prompt(self.prompts[number], entries)

@@ -1,0 +1,282 @@
+"""From a validated request to what the engine takes: sampling parameters, bounds on the work, template messages.
+
+Refuses (BadRequest, with the field's name) what depends on several fields or on the model; a bound on one field stands
+in schemas.py. Invariant: prompts x n x max_tokens of an accepted call is at most `Limits.max_work_tokens`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal
+
+from octavo.engine.info import EngineInfo
+from octavo.errors import BadRequest
+from octavo.sampling_params import SamplingParams
+from octavo.server.limits import MAX_CACHE_SALT_BYTES, MAX_TEMPLATE_KWARGS_BYTES, Limits
+from octavo.server.openai.schemas import ChatRequest, CompletionRequest, ContentPart, Message, SamplingFields
+
+DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's, for /v1/completions
+OWN_TEMPLATE_NAMES = frozenset(
+    {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "tokenize", "chat_template"}
+    | {"bos_token", "eos_token", "conversation", "return_dict", "return_tensors", "tokenizer_kwargs"}
+)
+_MAX_KWARGS_DEPTH = 16
+
+
+def chat_sampling(request: ChatRequest) -> SamplingParams:
+    """Raises BadRequest."""
+    if request.top_logprobs and not request.logprobs:
+        raise BadRequest("top_logprobs needs logprobs: true; set it, or leave top_logprobs out", param="top_logprobs")
+    logprobs = (request.top_logprobs or 0) if request.logprobs else None
+    max_tokens = _one_of(request.max_tokens, request.max_completion_tokens)
+    return _sampling(request, max_tokens=max_tokens, logprobs=logprobs, prompt_logprobs=request.prompt_logprobs)
+
+
+def completion_sampling(request: CompletionRequest) -> SamplingParams:
+    """Raises BadRequest. max_tokens 0 (score the prompt, or echo it) gives one sample: n copies are made of it."""
+    max_tokens = _one_of(request.max_tokens, request.max_completion_tokens)
+    prompt_logprobs = request.prompt_logprobs
+    if request.echo and request.logprobs is not None:
+        prompt_logprobs = max(request.logprobs, prompt_logprobs or 0)
+    if max_tokens == 0 and not request.echo and prompt_logprobs is None:
+        raise BadRequest("max_tokens is 0: nothing is asked; raise it, or set echo", param="max_tokens")
+    if max_tokens == 0 and prompt_logprobs is None:
+        prompt_logprobs = 0  # only the echo is wanted: the engine is not asked (see completions.py)
+    return _sampling(
+        request,
+        max_tokens=DEFAULT_COMPLETION_TOKENS if max_tokens is None else max_tokens,
+        logprobs=request.logprobs,
+        prompt_logprobs=prompt_logprobs,
+    )
+
+
+def _one_of(max_tokens: int | None, max_completion_tokens: int | None) -> int | None:
+    return max_completion_tokens if max_completion_tokens is not None else max_tokens
+
+
+def _sampling(
+    request: SamplingFields, *, max_tokens: int | None, logprobs: int | None, prompt_logprobs: int | None
+) -> SamplingParams:
+    _check_common(request)
+    return SamplingParams(
+        n=1 if max_tokens == 0 else _or(request.n, 1),
+        temperature=float(_or(request.temperature, 1.0)),
+        top_p=float(_or(request.top_p, 1.0)),
+        top_k=_or(request.top_k, 0),
+        min_p=float(_or(request.min_p, 0.0)),
+        repetition_penalty=float(_or(request.repetition_penalty, 1.0)),
+        presence_penalty=float(_or(request.presence_penalty, 0.0)),
+        frequency_penalty=float(_or(request.frequency_penalty, 0.0)),
+        logit_bias=_logit_bias(request.logit_bias or {}),
+        seed=request.seed,
+        max_tokens=max_tokens,
+        min_tokens=_or(request.min_tokens, 0),
+        stop=_stop(request.stop),
+        stop_token_ids=tuple(request.stop_token_ids or ()),
+        include_stop_str_in_output=bool(request.include_stop_str_in_output),
+        ignore_eos=bool(request.ignore_eos),
+        logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
+        skip_special_tokens=_or(request.skip_special_tokens, True),
+    )
+
+
+def _check_common(request: SamplingFields) -> None:
+    if request.cache_salt is not None and len(request.cache_salt.encode("utf-8")) > MAX_CACHE_SALT_BYTES:
+        raise BadRequest(f"cache_salt may have {MAX_CACHE_SALT_BYTES} bytes; shorten it", param="cache_salt")
+    if request.stream and request.prompt_logprobs is not None:
+        raise BadRequest("prompt_logprobs cannot be streamed; ask without stream", param="prompt_logprobs")
+
+
+def _or(value: Any, default: Any) -> Any:
+    return default if value is None else value
+
+
+def _stop(stop: str | list[str] | None) -> tuple[str, ...]:
+    if stop is None:
+        return ()
+    return (stop,) if isinstance(stop, str) else tuple(stop)
+
+
+def _logit_bias(given: dict[str, float]) -> dict[int, float]:
+    bias: dict[int, float] = {}
+    for key, value in given.items():
+        if not (key.isascii() and key.isdigit() and len(key) <= 10):
+            raise BadRequest("logit_bias must be keyed by token ids written as digits", param="logit_bias")
+        token_id = int(key)
+        if token_id in bias:
+            raise BadRequest(f"logit_bias names token {token_id} twice", param="logit_bias")
+        bias[token_id] = float(value)
+    return bias
+
+
+def check_prompt_ids(ids: Sequence[int], info: EngineInfo, param: str, max_tokens: int | None) -> None:
+    """That a prompt can run: ids of the vocabulary, at least one, and room for an answer. Raises BadRequest."""
+    if not ids:
+        raise BadRequest(f"{param} is empty; send at least one token", param=param)
+    low, high = min(ids), max(ids)
+    if low < 0 or high >= info.vocab_size:
+        wrong = low if low < 0 else high
+        shown = wrong if abs(wrong) < 2**64 else "of more than 64 bits"
+        raise BadRequest(
+            f"{param} holds the token id {shown}; the vocabulary ends at {info.vocab_size - 1}", param=param
+        )
+    room = info.max_model_len - len(ids)
+    if room < (0 if max_tokens == 0 else 1):
+        raise BadRequest(
+            f"{param} has {len(ids)} tokens, max_model_len is {info.max_model_len} for prompt and answer together; "
+            "shorten it, or start the server with a larger --max-model-len",
+            param=param,
+            code="context_length_exceeded",
+        )
+
+
+def check_work(
+    prompts: Iterable[Sequence[int]], n: int, max_tokens: int | None, info: EngineInfo, limits: Limits
+) -> None:
+    """The bound on what one call may ask for altogether. Raises BadRequest."""
+    tokens = 0
+    num_prompts = 0
+    for prompt in prompts:
+        room = info.max_model_len - len(prompt)
+        tokens += n * (room if max_tokens is None else min(max_tokens, room))
+        num_prompts += 1
+    check_samples(num_prompts, n, limits)
+    if tokens > limits.max_work_tokens:
+        raise BadRequest(
+            f"{num_prompts} prompts, n {n} and max_tokens ask for up to {tokens} tokens, "
+            f"the limit of one call is {limits.max_work_tokens}; split it",
+            param="max_tokens",
+        )
+
+
+def check_samples(num_prompts: int, n: int, limits: Limits) -> None:
+    """Raises BadRequest."""
+    if num_prompts > limits.max_prompts:
+        raise BadRequest(
+            f"prompt holds {num_prompts} prompts, the limit of one call is {limits.max_prompts}; split it",
+            param="prompt",
+        )
+    if num_prompts * n > limits.max_samples:
+        raise BadRequest(
+            f"{num_prompts} prompts with n {n} make {num_prompts * n} answers, "
+            f"the limit of one call is {limits.max_samples}; split it",
+            param="n",
+        )
+
+
+def check_tools(request: ChatRequest) -> None:
+    """Tools are taken only where the model must not call them. Raises BadRequest."""
+    choice = request.tool_choice
+    if choice is not None and choice != "none" and not (choice == "auto" and not request.tools):
+        raise BadRequest('tool_choice may be "none" on this server; leave tools out', param="tool_choice")
+    if request.tools and choice != "none":
+        raise BadRequest('tools are not supported by this server yet, except with tool_choice "none"', param="tools")
+
+
+def template_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """As templates want them: text content, system for developer, arguments as objects. Raises BadRequest."""
+    return [_template_message(message, number) for number, message in enumerate(messages)]
+
+
+def _template_message(message: Message, number: int) -> dict[str, Any]:
+    for name in ("audio", "function_call"):
+        if getattr(message, name) is not None:
+            raise BadRequest(f"messages[{number}].{name} is not supported by this server", param="messages")
+    if message.content is None and not message.tool_calls and message.role != "assistant":
+        raise BadRequest(f"messages[{number}].content is needed", param="messages")
+    role: Literal["system", "developer", "user", "assistant", "tool"] = message.role
+    made: dict[str, Any] = {
+        "role": "system" if role == "developer" else role,
+        "content": _text(message.content, number),
+    }
+    for name in ("name", "tool_call_id", "reasoning", "reasoning_content"):
+        if (value := getattr(message, name)) is not None:
+            made[name] = value
+    if message.tool_calls:
+        made["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.function.name, "arguments": _arguments(call.function.arguments)},
+            }
+            for call in message.tool_calls
+        ]
+    return made
+
+
+def _text(content: str | list[ContentPart] | None, number: int) -> str:
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    texts: list[str] = []
+    for part in content:
+        if part.type != "text":
+            raise BadRequest(
+                f"messages[{number}] holds a content part of type {part.type!r}; this server takes text only",
+                param="messages",
+            )
+        if part.text is None:
+            raise BadRequest(f"messages[{number}] holds a text part without text", param="messages")
+        texts.append(part.text)
+    return "\n".join(texts)
+
+
+def _arguments(text: str | None) -> Any:
+    """Templates write arguments as JSON themselves, so they want the object; what is no object stays text."""
+    if not text:
+        return {}
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    return value if isinstance(value, dict) and _is_small(value, MAX_TEMPLATE_KWARGS_BYTES) else text
+
+
+def template_kwargs(given: dict[str, Any] | None) -> dict[str, Any]:
+    """chat_template_kwargs, bounded, overriding nothing the server sets. Raises BadRequest."""
+    param = "chat_template_kwargs"
+    for name in given or {}:
+        if name in OWN_TEMPLATE_NAMES:
+            raise BadRequest(f"{param} may not set {name}: the server does", param=param)
+        if not name.isidentifier() or len(name) > 64:
+            raise BadRequest(f"{param} must be keyed by names of at most 64 letters, digits and _", param=param)
+    if given and not _is_small(given, MAX_TEMPLATE_KWARGS_BYTES):
+        raise BadRequest(
+            f"{param} may take {MAX_TEMPLATE_KWARGS_BYTES} bytes of finite numbers and text, "
+            f"{_MAX_KWARGS_DEPTH} levels deep; shorten it",
+            param=param,
+        )
+    return dict(given or {})
+
+
+def _is_small(value: Any, max_bytes: int) -> bool:
+    """Fits in so many bytes of JSON, is not nested deeply, and holds no number JSON or msgpack cannot."""
+    pending: list[tuple[Any, int]] = [(value, 1)]
+    size = 0
+    while pending and size <= max_bytes:
+        item, depth = pending.pop()
+        if depth > _MAX_KWARGS_DEPTH:
+            return False
+        size += 4
+        match item:
+            case str():
+                size += len(item.encode("utf-8"))
+            case bool() | None:
+                pass
+            case int():
+                if not -(2**63) <= item < 2**64:
+                    return False
+            case float():
+                if not math.isfinite(item):
+                    return False
+            case dict():
+                size += sum(len(key.encode("utf-8")) for key in item)
+                pending.extend((each, depth + 1) for each in item.values())
+            case list():
+                size += len(item)
+                pending.extend((each, depth + 1) for each in item)
+    return size <= max_bytes

@@ -1,0 +1,145 @@
+"""From a request's JSON object to a schema's object, and from pydantic's findings to one BadRequest with a `param`.
+
+Refuses what the schema refuses; logs a name nobody knows once in the life of the process (`UnknownNames`), never its
+value, and at most so many names that a client cannot fill the log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from typing import Any, TypeVar
+
+from fastapi import Request
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from octavo.errors import BadRequest
+from octavo.server.errors import PayloadError
+from octavo.server.json_body import parse_object
+from octavo.server.limits import Limits
+from octavo.server.logs import one_line
+from octavo.server.openai.schemas import neutral_values
+
+logger = logging.getLogger("octavo.server")
+
+MAX_LOGGED_NAMES = 256
+MAX_NAME_CHARS = 64
+
+Schema = TypeVar("Schema", bound=BaseModel)
+
+_TEXTS = {
+    "missing": "is needed",
+    "int_type": "must be a whole number",
+    "float_type": "must be a number",
+    "finite_number": "must be a finite number",
+    "string_type": "must be a string",
+    "string_unicode": "must be text of whole characters",
+    "bool_type": "must be true or false",
+    "list_type": "must be a list",
+    "dict_type": "must be an object",
+    "model_type": "must be an object",
+    "model_attributes_type": "must be an object",
+}
+
+_UNION_TYPES = ("string_type", "list_type")
+_UNION_TAGS = ("str", "list[str]", "list[int]", "list[list[int]]", "list[ContentPart]")
+
+
+class UnknownNames:
+    """Remembers which names were logged."""
+
+    def __init__(self) -> None:
+        self._logged: set[str] = set()
+
+    def note(self, names: Iterable[str]) -> None:
+        for name in names:
+            if len(self._logged) >= MAX_LOGGED_NAMES:
+                return
+            shown = one_line(name, MAX_NAME_CHARS)
+            if shown not in self._logged:
+                self._logged.add(shown)
+                logger.warning("requests carry the field %s, which nobody knows here: it is ignored", shown)
+
+
+async def read(request: Request, schema: type[Schema], limits: Limits, unknown: UnknownNames) -> Schema:
+    """The request's body as the schema. Raises BadRequest, PayloadError (415)."""
+    content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if content_type != "application/json" and not content_type.endswith("+json"):
+        raise PayloadError(415, "the body must be JSON; send Content-Type: application/json")
+    body: bytes = request.scope["octavo.body"]
+    if len(body) > limits.large_body_bytes:
+        data = await asyncio.to_thread(parse_object, body, limits)
+        return await asyncio.to_thread(validate, schema, data, unknown)
+    return validate(schema, parse_object(body, limits), unknown)
+
+
+def validate(schema: type[Schema], data: dict[str, Any], unknown: UnknownNames) -> Schema:
+    """Raises BadRequest naming the first field at fault."""
+    present = {name: value for name, value in data.items() if value is not None}
+    unknown.note(name for name in present if name not in schema.model_fields)
+    for name, value in present.items():
+        field = schema.model_fields.get(name)
+        if field is not None and (values := neutral_values(field)) is not None:
+            _check_neutral(name, value, values)
+    try:
+        return schema.model_validate(present)
+    except ValidationError as error:
+        # the input is left out: it may be huge, and it is the client's own
+        raise _bad_request(schema, error.errors(include_url=False, include_input=False)) from None
+    except RecursionError:
+        raise BadRequest("the body nests too deeply; flatten it") from None
+
+
+def _check_neutral(name: str, value: Any, values: list[Any]) -> None:
+    for each in values:
+        if value == each and isinstance(value, bool) == isinstance(each, bool):
+            return
+    raise BadRequest(f"{name} is not supported by this server with this value; leave it out", param=name)
+
+
+def _bad_request(schema: type[BaseModel], findings: list[ErrorDetails]) -> BadRequest:
+    first = findings[0]
+    name = str(first["loc"][0]) if first["loc"] else ""
+    if len(findings) > 1:  # the members of a union each say why they do not fit: the one that got furthest is meant
+        first = max(findings, key=lambda finding: len(finding["loc"]))
+        if first["type"] in _UNION_TYPES and str(first["loc"][-1]) in _UNION_TAGS:
+            field = schema.model_fields.get(name) if len(first["loc"]) == 2 else None
+            text = field.description if field is not None and field.description else "a string or a list"
+            return BadRequest(f"{_path(first['loc'])} must be {text}", param=name)
+    return BadRequest(f"{_path(first['loc'])} {_describe(first)}", param=name or None)
+
+
+def _path(loc: tuple[int | str, ...]) -> str:
+    """messages[3].content, without the names pydantic gives to the members of a union."""
+    path = ""
+    for part in loc:
+        if isinstance(part, int):
+            path += f"[{part}]"
+        elif part.isidentifier() and part not in ("str", "int", "float", "bool"):
+            path += f".{part}" if path else part
+    return one_line(path, 128)
+
+
+def _describe(finding: ErrorDetails) -> str:
+    kind, bounds = finding["type"], finding.get("ctx", {})
+    match kind:
+        case "greater_than_equal":
+            return f"must be at least {bounds['ge']}"
+        case "greater_than":
+            return f"must be above {bounds['gt']}"
+        case "less_than_equal":
+            return f"must be at most {bounds['le']}"
+        case "too_long":
+            return f"has too many entries, the limit is {bounds['max_length']}; send fewer"
+        case "too_short":
+            return f"must have at least {bounds['min_length']} entry"
+        case "string_too_long":
+            return f"is too long, the limit is {bounds['max_length']} characters; shorten it"
+        case "string_too_short":
+            return "must not be empty"
+        case "literal_error":
+            return f"must be {bounds['expected']}"
+        case _:
+            return _TEXTS.get(kind, "is not valid")

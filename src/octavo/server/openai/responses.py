@@ -1,0 +1,178 @@
+"""What the routes answer, for /openapi.json and the tests: answers are built as plain data and never pass through here.
+
+Refuses names it does not list (extra="forbid"), so that a test which validates real answers finds any drift.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+
+class Shape(BaseModel):
+    model_config = ConfigDict(extra="forbid", protected_namespaces=())
+
+
+class ErrorBody(Shape):
+    message: str
+    type: str
+    param: str | None
+    code: str | int | None
+
+
+class ErrorEnvelope(Shape):
+    error: ErrorBody
+
+
+class PromptTokensDetails(Shape):
+    cached_tokens: int
+
+
+class UsageBody(Shape):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+class TopLogprob(Shape):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class TokenLogprob(TopLogprob):
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(Shape):
+    content: list[TokenLogprob]
+
+
+class AssistantMessage(Shape):
+    role: Literal["assistant"]
+    content: str
+    refusal: None
+
+
+class ChatChoice(Shape):
+    index: int
+    message: AssistantMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: Literal["stop", "length"]
+    stop_reason: str | int | None
+    token_ids: list[int] | None = None
+
+
+class PromptLogprob(Shape):
+    logprob: float
+    rank: int | None
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[str, PromptLogprob] | None]
+
+
+class ChatCompletion(Shape):
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[ChatChoice]
+    usage: UsageBody
+    prompt_logprobs: PromptLogprobs | None = None
+    prompt_token_ids: list[int] | None = None
+
+
+class ChatDelta(Shape):
+    role: Literal["assistant"] | None = None
+    content: str
+
+
+class ChatChunkChoice(Shape):
+    index: int
+    delta: ChatDelta
+    logprobs: ChatLogprobs | None
+    finish_reason: Literal["stop", "length"] | None
+    stop_reason: str | int | None = None
+    token_ids: list[int] | None = None
+
+
+class ChatChunk(Shape):
+    id: str
+    object: Literal["chat.completion.chunk"]
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[ChatChunkChoice]
+    usage: UsageBody | None = None
+    prompt_token_ids: list[int] | None = None
+
+
+class CompletionLogprobsBody(Shape):
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+
+
+class CompletionChoice(Shape):
+    index: int
+    text: str
+    logprobs: CompletionLogprobsBody | None
+    finish_reason: Literal["stop", "length"] | None
+    stop_reason: str | int | None = None
+    prompt_logprobs: PromptLogprobs | None = None
+    token_ids: list[int] | None = None
+    prompt_token_ids: list[int] | None = None
+
+
+class Completion(Shape):
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[CompletionChoice]
+    usage: UsageBody | None = None  # absent from a stream's chunks unless asked for
+
+
+class ModelCard(Shape):
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    root: str
+    parent: None
+    max_model_len: int
+    permission: list[Any]
+
+
+class ModelList(Shape):
+    object: Literal["list"]
+    data: list[ModelCard]
+
+
+class Tokens(Shape):
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None
+
+
+class DetokenizedPrompt(Shape):
+    prompt: str
+
+
+class Health(Shape):
+    status: str
+
+
+class Version(Shape):
+    version: str
+    model: str | None
+    executor: str | None
+    isa: str | None
+    batch_invariant: bool | None

@@ -1,0 +1,240 @@
+"""The requests of the OpenAI routes, each field named and bounded here and nowhere else.
+
+Null means absent for every optional field. Refuses: values of the wrong type ("5" is no number, true is no integer),
+values out of bounds, and by its name every known field this server does not implement, unless its value asks for
+nothing (`neutral`). Names nobody knows are ignored, each logged once (`unknown_names`).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic.fields import FieldInfo
+
+from octavo.sampling_params import (
+    MAX_LOGIT_BIAS,
+    MAX_LOGPROBS,
+    MAX_N,
+    MAX_STOP_STRINGS,
+    MAX_STOP_TOKEN_IDS,
+)
+from octavo.server.limits import (
+    MAX_CONTENT_PARTS,
+    MAX_MESSAGES,
+    MAX_MODEL_NAME_CHARS,
+    MAX_PRIORITY,
+    MAX_TEMPLATE_KWARGS,
+    MAX_TOOL_CALLS,
+    MAX_TOOL_NAME_CHARS,
+    MAX_TOOLS,
+    MAX_USER_CHARS,
+)
+
+MAX_INT = 2**31 - 1
+
+TokenId = Annotated[int, Field(ge=0, le=MAX_INT)]
+TokenIds = Annotated[list[int], Field(fail_fast=True)]
+Texts = Annotated[list[str], Field(fail_fast=True)]
+Number = float  # strict: takes whole numbers too, never text or booleans
+
+
+def neutral(*values: Any) -> Any:
+    """A field this server knows and does not implement: only null and these values are taken."""
+    return Field(default=None, json_schema_extra={"enum": [None, *values], "x-octavo": "not implemented"})
+
+
+def neutral_values(field: FieldInfo) -> list[Any] | None:
+    """What a field made by `neutral` takes; None for a field that is implemented."""
+    extra = field.json_schema_extra
+    if isinstance(extra, dict) and "x-octavo" in extra and isinstance(extra["enum"], list):
+        return list(extra["enum"])
+    return None
+
+
+class Model(BaseModel):
+    model_config = ConfigDict(strict=True, allow_inf_nan=False, extra="ignore", protected_namespaces=())
+
+
+class StreamOptions(Model):
+    include_usage: bool | None = None  # one more chunk with the usage, before [DONE]
+    continuous_usage_stats: bool | None = None  # the usage so far in every chunk
+    include_obfuscation: Any = neutral(False)
+
+
+class SamplingFields(Model):
+    """What chat and completions share."""
+
+    model: Annotated[str, Field(max_length=MAX_MODEL_NAME_CHARS)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
+    temperature: Annotated[Number, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[Number, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=MAX_INT)] | None = None
+    min_p: Annotated[Number, Field(ge=0, le=1)] | None = None
+    presence_penalty: Annotated[Number, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[Number, Field(ge=-2, le=2)] | None = None
+    repetition_penalty: Annotated[Number, Field(gt=0, le=10)] | None = None
+    logit_bias: Annotated[dict[str, Number], Field(max_length=MAX_LOGIT_BIAS)] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), le=2**64 - 1)] | None = None
+    stop: str | Annotated[list[str], Field(max_length=MAX_STOP_STRINGS, fail_fast=True)] | None = Field(
+        default=None, description="a string or a list of at most 64 strings"
+    )
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKEN_IDS, fail_fast=True)] | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    min_tokens: Annotated[int, Field(ge=0, le=MAX_INT)] | None = None
+    skip_special_tokens: bool | None = None
+    prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    add_special_tokens: bool | None = None
+    cache_salt: Annotated[str, Field(min_length=1)] | None = None  # its bytes are counted in convert.py
+    priority: Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None = None
+    user: Annotated[str, Field(max_length=MAX_USER_CHARS)] | None = None
+    safety_identifier: Annotated[str, Field(max_length=MAX_USER_CHARS)] | None = None  # the newer name of `user`
+    prompt_cache_key: Annotated[str, Field(max_length=MAX_USER_CHARS)] | None = None  # a routing hint: one cache here
+
+    best_of: Any = neutral(1)
+    use_beam_search: Any = neutral(False)
+    length_penalty: Any = neutral(1.0)
+    early_stopping: Any = neutral(False)
+    spaces_between_special_tokens: Any = neutral(True)
+    truncate_prompt_tokens: Any = neutral()
+    allowed_token_ids: Any = neutral([])
+    bad_words: Any = neutral([])
+    logits_processors: Any = neutral([])
+    logprob_token_ids: Any = neutral([])
+    response_format: Any = neutral({"type": "text"})
+    structured_outputs: Any = neutral({})
+    guided_json: Any = neutral()
+    guided_regex: Any = neutral()
+    guided_choice: Any = neutral()
+    guided_grammar: Any = neutral()
+    kv_transfer_params: Any = neutral({})
+    vllm_xargs: Any = neutral({})
+    repetition_detection: Any = neutral()
+    thinking_token_budget: Any = neutral()
+    request_id: Any = neutral()
+    return_prompt_text: Any = neutral(False)
+    return_progress: Any = neutral(False)
+    metadata: Any = neutral({})
+    store: Any = neutral(False)
+    service_tier: Any = neutral("auto", "default")
+
+
+class CompletionRequest(SamplingFields):
+    """POST /v1/completions"""
+
+    prompt: str | Texts | TokenIds | Annotated[list[TokenIds], Field(fail_fast=True)] = Field(
+        description="a string, a list of strings, a list of token ids or a list of such lists"
+    )
+    max_tokens: Annotated[int, Field(ge=0, le=MAX_INT)] | None = None  # absent: 16; 0 only with echo
+    max_completion_tokens: Annotated[int, Field(ge=0, le=MAX_INT)] | None = None
+    echo: bool | None = None  # the prompt comes back before the answer, with its log-probabilities
+    logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    suffix: Any = neutral("")
+    prompt_embeds: Any = neutral()
+
+
+class ContentPart(Model):
+    type: Annotated[str, Field(max_length=64)]
+    text: str | None = None
+
+
+class FunctionCall(Model):
+    name: Annotated[str, Field(max_length=MAX_TOOL_NAME_CHARS)]
+    arguments: str | None = None
+
+
+class ToolCall(Model):
+    id: Annotated[str, Field(max_length=256)] | None = None
+    type: Literal["function"] | None = None
+    function: FunctionCall
+
+
+class Message(Model):
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | Annotated[list[ContentPart], Field(max_length=MAX_CONTENT_PARTS, fail_fast=True)] | None = Field(
+        default=None, description="a string or a list of text parts"
+    )
+    name: Annotated[str, Field(max_length=256)] | None = None
+    tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_TOOL_CALLS, fail_fast=True)] | None = None
+    tool_call_id: Annotated[str, Field(max_length=256)] | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    refusal: str | None = None
+    audio: Any = neutral()
+    function_call: Any = neutral()
+
+
+class FunctionSpec(Model):
+    name: Annotated[str, Field(min_length=1, max_length=MAX_TOOL_NAME_CHARS)]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(Model):
+    type: Literal["function"]
+    function: FunctionSpec
+
+
+class TemplateFields(Model):
+    """How messages become a prompt: shared by chat and /tokenize."""
+
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
+    add_generation_prompt: bool | None = None  # absent: true
+    chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=MAX_TEMPLATE_KWARGS)] | None = None
+    chat_template: Any = neutral()
+    continue_final_message: Any = neutral(False)
+    documents: Any = neutral([])
+    mm_processor_kwargs: Any = neutral({})
+    media_io_kwargs: Any = neutral({})
+
+
+class ChatRequest(SamplingFields, TemplateFields):
+    """POST /v1/chat/completions"""
+
+    max_tokens: Annotated[int, Field(ge=1, le=MAX_INT)] | None = None  # absent: until the context is full
+    max_completion_tokens: Annotated[int, Field(ge=1, le=MAX_INT)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None  # needs logprobs: true
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = (
+        None  # only with tool_choice "none"
+    )
+    tool_choice: Any = Field(default=None, json_schema_extra={"enum": [None, "none", "auto"]})
+    parallel_tool_calls: bool | None = None
+    echo: Any = neutral(False)
+    functions: Any = neutral([])
+    function_call: Any = neutral("none")
+    reasoning_effort: Any = neutral("none")
+    include_reasoning: Any = neutral(True)
+    verbosity: Any = neutral("medium")
+    modalities: Any = neutral(["text"])
+    audio: Any = neutral()
+    prediction: Any = neutral()
+    web_search_options: Any = neutral()
+
+
+class TokenizeRequest(Model):
+    """POST /tokenize: of a prompt, or of messages as the chat route would see them."""
+
+    model: Annotated[str, Field(max_length=MAX_MODEL_NAME_CHARS)] | None = None
+    prompt: str | None = None
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)] | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+    add_generation_prompt: bool | None = None
+    chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=MAX_TEMPLATE_KWARGS)] | None = None
+    chat_template: Any = neutral()
+    continue_final_message: Any = neutral(False)
+    tools: Any = neutral([])
+
+
+class DetokenizeRequest(Model):
+    """POST /detokenize"""
+
+    model: Annotated[str, Field(max_length=MAX_MODEL_NAME_CHARS)] | None = None
+    tokens: Annotated[list[int], Field(fail_fast=True)]

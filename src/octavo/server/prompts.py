@@ -1,0 +1,124 @@
+"""Text and messages to token ids, without holding up the event loop.
+
+Refuses text so long that no tokenizer could fit it in the context before reading it. In a conversation, the spelling of
+a special token inside what a user or a tool said is encoded as text: it cannot end a turn or begin another
+(`Guard`). The raw prompts of /v1/completions are the caller's own and may hold special tokens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from octavo.engine.info import EngineInfo
+from octavo.errors import BadRequest
+from octavo.server.limits import Limits
+from octavo.server.protocol import TemplateLike, TokenizerLike
+
+_GUARDED_ROLES = ("user", "tool")
+
+
+class PromptEncoder:
+    def __init__(
+        self, tokenizer: TokenizerLike, template: TemplateLike | None, info: EngineInfo, limits: Limits
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._template = template
+        self._info = info
+        self._limits = limits
+        spelled = sorted((text for text in tokenizer.special_tokens.values() if text), key=len, reverse=True)
+        self._special_ids = {text: token_id for token_id, text in tokenizer.special_tokens.items()}
+        self._special = re.compile("|".join(map(re.escape, spelled))) if spelled else None
+
+    async def encode_text(self, text: str, *, add_special_tokens: bool, param: str) -> list[int]:
+        """Raises BadRequest."""
+        self._check_length(text, param)
+        if len(text) <= self._limits.large_text_chars:
+            return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        return await asyncio.to_thread(self._tokenizer.encode, text, add_special_tokens=add_special_tokens)
+
+    async def encode_messages(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool,
+        add_special_tokens: bool,
+        kwargs: Mapping[str, Any],
+    ) -> list[int]:
+        """Raises BadRequest: no template, one that refuses the conversation, text too long."""
+        template = self._template
+        if template is None:
+            raise BadRequest(
+                "this model has no chat template; use /v1/completions, or start the server with --chat-template",
+                param="messages",
+            )
+        for message in messages:
+            self._check_length(message["content"], "messages")
+        guard = Guard(self._special)
+        text = await template.render(guard.hide(messages), add_generation_prompt=add_generation_prompt, kwargs=kwargs)
+        self._check_length(text, "messages")
+        if guard.is_empty:
+            return await self.encode_text(text, add_special_tokens=add_special_tokens, param="messages")
+        return await asyncio.to_thread(self._encode_guarded, text, guard, add_special_tokens)
+
+    def _encode_guarded(self, text: str, guard: Guard, add_special_tokens: bool) -> list[int]:
+        """The template's own special tokens as such, everything between them as text."""
+        assert self._special is not None
+        ids = self._tokenizer.encode("", add_special_tokens=True) if add_special_tokens else []
+        place = 0
+        for match in self._special.finditer(text):
+            ids += self._encode_plain(guard.show(text[place : match.start()]))
+            ids.append(self._special_ids[match.group()])
+            place = match.end()
+        return ids + self._encode_plain(guard.show(text[place:]))
+
+    def _encode_plain(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text, add_special_tokens=False, parse_special=False) if text else []
+
+    def _check_length(self, text: str, param: str) -> None:
+        info, limits = self._info, self._limits
+        limit = info.max_model_len * limits.max_chars_per_token
+        if len(text) > limit:
+            raise BadRequest(
+                f"{param} has {len(text)} characters, far above what max_model_len {info.max_model_len} can hold; "
+                "shorten it",
+                param=param,
+                code="context_length_exceeded",
+            )
+
+
+class Guard:
+    """Hides the spellings of special tokens in what users and tools said while the template is rendered.
+
+    Each becomes a mark of private-use characters with a random part, which no template knows and no text can forge.
+    """
+
+    def __init__(self, special: re.Pattern[str] | None) -> None:
+        self._special = special
+        self._nonce = secrets.token_hex(8)
+        self._hidden: list[str] = []
+        self._mark = re.compile(f"\ue000{self._nonce}:(\\d+)\ue001")
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._hidden
+
+    def hide(self, messages: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+        if self._special is None:
+            return messages
+        return [
+            {**message, "content": self._special.sub(self._replace, message["content"])}
+            if message["role"] in _GUARDED_ROLES and self._special.search(message["content"])
+            else message
+            for message in messages
+        ]
+
+    def show(self, text: str) -> str:
+        return self._mark.sub(lambda match: self._hidden[int(match.group(1))], text)
+
+    def _replace(self, match: re.Match[str]) -> str:
+        self._hidden.append(match.group())
+        return f"\ue000{self._nonce}:{len(self._hidden) - 1}\ue001"

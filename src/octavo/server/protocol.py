@@ -1,0 +1,48 @@
+"""What the server needs of the engine and the template (and, from loading, the tokenizer): tests can stand in.
+
+Refuses to know who implements them. `octavo.engine.async_engine.AsyncEngine` is the engine in production.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from typing import Any, Protocol
+
+from octavo.engine.engine_request import EngineRequest
+from octavo.engine.info import EngineInfo, EngineStats
+from octavo.loading.tokenizer import TokenizerLike
+from octavo.outputs import SequenceDelta
+
+
+class EngineLike(Protocol):
+    @property
+    def info(self) -> EngineInfo: ...
+
+    @property
+    def died(self) -> asyncio.Event: ...
+
+    def generate(self, request: EngineRequest) -> AsyncGenerator[list[SequenceDelta], None]:
+        """Ends after the last sample's finish. Closing or cancelling it aborts the request at the next step.
+
+        Raises BadRequest (never fits), QueueFull and EngineDead.
+        """
+
+    def stats(self) -> EngineStats: ...
+
+    def is_healthy(self) -> bool:
+        """The step loop answered within the last seconds."""
+
+    async def stop(self) -> None: ...
+
+
+class TemplateLike(Protocol):
+    async def render(
+        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool, kwargs: Mapping[str, Any]
+    ) -> str:
+        """Raises BadRequest when the template refuses the conversation or takes too long."""
+
+    async def close(self) -> None: ...
+
+
+__all__ = ["EngineLike", "TemplateLike", "TokenizerLike"]

@@ -1,0 +1,307 @@
+"""The server's process from its first line to its exit code.
+
+    bind the port -> start the engine process -> serve 503 while it loads -> ready -> (SIGTERM) drain -> stop
+
+Refuses to start on a port that is taken or with a model that cannot run: an OctavoError before anything is served.
+Invariants: the engine process starts before anything heavy is imported here, so that both load at once; it never
+outlives this process; when it dies, requests in flight are answered with the error, /health says 503, and the process
+exits with EXIT_ENGINE_DIED after `DEATH_LINGER_SECONDS`. One SIGTERM or SIGINT drains; a second one stops at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from octavo.config import EngineConfig, octavo_home
+from octavo.errors import ConfigError
+from octavo.server import logs
+from octavo.server.config import ServerConfig
+
+if TYPE_CHECKING:
+    import uvicorn
+    from rich.console import Console
+
+    from octavo.engine.async_engine import AsyncEngine
+    from octavo.loading.load_model import ModelMetadata
+    from octavo.server.protocol import TemplateLike, TokenizerLike
+    from octavo.server.state import ServerState
+    from octavo.server.worker import TemplateWorkers
+
+EXIT_OK = 0
+EXIT_ENGINE_DIED = 3
+EXIT_FORCED = 130  # a second signal
+DEATH_LINGER_SECONDS = 2.0  # so that clients read their errors and probes see the 503
+_KEEP_ALIVE_SECONDS = 75
+_BACKLOG = 2048
+
+
+def serve(engine_config: EngineConfig, server_config: ServerConfig) -> int:
+    """Serves until told to stop. Returns the exit code; raises ConfigError, ModelFileError, EngineDead at the start."""
+    logs.configure()
+    with bind(server_config.host, server_config.port) as sock, asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        return runner.run(_Serving(engine_config, server_config, sock).run())
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """The listening address, taken before the model is loaded. Raises ConfigError."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except OSError:
+        raise ConfigError(f"host {host} is no address of this machine; use 127.0.0.1 or 0.0.0.0", param="host")
+    family, kind, protocol, _, address = found[0]
+    sock = socket.socket(family, kind, protocol)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6 and host == "::":
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        sock.bind(address)
+        sock.listen(_BACKLOG)  # now, so that a second server is refused here and not after its model is loaded
+        sock.setblocking(False)
+    except OSError as error:
+        sock.close()
+        raise ConfigError(
+            f"cannot listen on port {port} of {host}: {(error.strerror or 'refused').lower()}; choose another --port",
+            param="port",
+        ) from None
+    return sock
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    try:
+        import uvloop
+    except ImportError:  # a platform without it
+        return None
+    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
+    return factory
+
+
+class _Serving:
+    """One run of the server: owns the engine process, the HTTP server, the render workers and the signals."""
+
+    def __init__(self, engine_config: EngineConfig, server_config: ServerConfig, sock: socket.socket) -> None:
+        self._engine_config = engine_config
+        self._config = server_config
+        self._socket = sock
+        self._began = time.monotonic()
+        self._num_signals = 0
+        self._drain = asyncio.Event()
+        self._force = asyncio.Event()
+        self._starting: asyncio.Task[AsyncEngine] | None = None
+        self._engine: AsyncEngine | None = None
+        self._workers: TemplateWorkers | None = None
+
+    async def run(self) -> int:
+        try:
+            with self._signals():
+                return await self._run()
+        finally:
+            if self._workers is not None:
+                await self._workers.close()
+            if self._starting is not None and not self._starting.done():
+                self._starting.cancel()
+                await asyncio.wait((self._starting,))
+            if self._engine is not None:
+                await self._engine.stop()
+
+    async def _run(self) -> int:
+        from octavo.engine.async_engine import AsyncEngine
+
+        stages: list[tuple[str, float]] = []
+        report: Callable[[str, float], None] = lambda stage, fraction: stages.append((stage, fraction))  # noqa: E731
+
+        def progress(stage: str, fraction: float) -> None:
+            report(stage, fraction)
+
+        self._starting = asyncio.create_task(AsyncEngine.start(self._engine_config, progress=progress))
+        await asyncio.sleep(0)  # the process is spawned before the imports below take the processor
+        state, http = await asyncio.to_thread(_prepare_http, self._config)
+        from rich.console import Console
+
+        from octavo.server.screen import LoadingBar, print_screen
+
+        console = Console(stderr=True, highlight=False)
+        serving = asyncio.create_task(http.serve([self._socket]))
+        stopping = asyncio.create_task(self._drain.wait())
+        try:
+            with LoadingBar(console) as bar:
+                report = bar.show
+                if not await self._load(state, self._starting, stopping, serving):
+                    return EXIT_OK
+            assert self._engine is not None
+            port = self._socket.getsockname()[1]
+            print_screen(console, self._engine.info, self._config, port, time.monotonic() - self._began)
+            return await self._until_end(state, console, serving, stopping)
+        finally:
+            stopping.cancel()
+            await _close_http(http, serving)
+
+    async def _load(
+        self,
+        state: ServerState,
+        starting: asyncio.Task[AsyncEngine],
+        stopping: asyncio.Task[Any],
+        serving: asyncio.Task[None],
+    ) -> bool:
+        """Until the model is ready. False: told to stop, or the HTTP server ended, before that."""
+        from octavo.server.state import Loaded
+
+        loading = asyncio.create_task(self._load_parts(starting))
+        await asyncio.wait((loading, stopping, serving), return_when=asyncio.FIRST_COMPLETED)
+        if not loading.done():
+            loading.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await loading
+            return False
+        tokenizer, template = loading.result()
+        assert self._engine is not None
+        state.set_ready(Loaded(self._engine, tokenizer, template, self._config, self._engine_config.max_queue))
+        return True
+
+    async def _load_parts(self, starting: asyncio.Task[AsyncEngine]) -> tuple[TokenizerLike, TemplateLike | None]:
+        """Tokenizer and template while the engine loads; where the files are not here yet, the engine fetches them."""
+        front = asyncio.create_task(asyncio.to_thread(_load_front_early, self._engine_config.model))
+        try:
+            self._engine = await starting
+        except BaseException:
+            front.cancel()
+            await asyncio.wait((front, starting))
+            raise
+        early = await front
+        tokenizer, metadata = early or await asyncio.to_thread(_load_front, self._engine_config.model)
+        source = _template_source(self._config, metadata)
+        if source is None:
+            return tokenizer, None
+        from octavo.server.worker import TemplateWorkers
+
+        self._workers = TemplateWorkers(
+            source, bos_token=metadata.bos_token, eos_token=metadata.eos_token, limits=self._config.limits
+        )
+        await self._workers.check()
+        return tokenizer, self._workers
+
+    async def _until_end(
+        self, state: ServerState, console: Console, serving: asyncio.Task[None], stopping: asyncio.Task[Any]
+    ) -> int:
+        from octavo.server.state import Phase
+
+        assert self._engine is not None
+        died = asyncio.create_task(self._engine.died.wait())
+        try:
+            await asyncio.wait((died, stopping, serving), return_when=asyncio.FIRST_COMPLETED)
+            if not died.done() and not serving.done():
+                state.phase = Phase.DRAINING
+                console.print("stopping: requests in flight may finish; a second signal stops at once")
+                await self._wait_idle(state, died)
+            is_idle = state.phase is Phase.DRAINING and not state.loaded.admission.num_taken
+            if died.done() and not is_idle:
+                state.phase = Phase.DEAD
+                console.print(f"octavo: error: {self._engine.failure}", style="red", markup=False)
+                await asyncio.wait((asyncio.create_task(self._force.wait()),), timeout=DEATH_LINGER_SECONDS)
+                return EXIT_ENGINE_DIED
+            return EXIT_FORCED if self._force.is_set() else EXIT_OK
+        finally:
+            died.cancel()
+
+    async def _wait_idle(self, state: ServerState, died: asyncio.Task[Any]) -> None:
+        """Until no request is in flight, the timeout, a second signal or the engine's death."""
+        idle = asyncio.create_task(state.loaded.admission.wait_idle())
+        forced = asyncio.create_task(self._force.wait())
+        await asyncio.wait(
+            (idle, forced, died),
+            timeout=self._config.shutdown_timeout_seconds,
+            return_when=asyncio.FIRST_COMPLETED,
+        )
+        idle.cancel()
+        forced.cancel()
+
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal)
+        try:
+            yield
+        finally:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.remove_signal_handler(number)
+
+    def _on_signal(self) -> None:
+        self._num_signals += 1
+        self._drain.set()
+        if self._num_signals > 1:
+            self._force.set()
+
+
+def _prepare_http(config: ServerConfig) -> tuple[ServerState, uvicorn.Server]:
+    """The heavy imports, while the engine loads."""
+    import uvicorn
+
+    from octavo.server.app import build_app
+    from octavo.server.http_protocol import bounded_protocol
+    from octavo.server.metrics import ServerMetrics
+    from octavo.server.state import ServerState
+
+    class Server(uvicorn.Server):
+        @contextlib.contextmanager
+        def capture_signals(self) -> Iterator[None]:
+            yield  # signals are this module's matter
+
+    state = ServerState(config, ServerMetrics())
+    options = uvicorn.Config(
+        build_app(state),
+        http=bounded_protocol(config.limits),
+        ws="none",
+        lifespan="off",
+        access_log=False,
+        log_config=None,
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+        timeout_graceful_shutdown=1,
+    )
+    return state, Server(options)
+
+
+async def _close_http(http: uvicorn.Server, serving: asyncio.Task[None]) -> None:
+    """Closes what is open: what is still in flight by now has had its time."""
+    http.should_exit = True
+    await asyncio.wait((serving,), timeout=5.0)
+    http.force_exit = True
+    if not serving.done():
+        serving.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await serving
+
+
+def _load_front(model: str) -> tuple[TokenizerLike, ModelMetadata]:
+    """Tokenizer and metadata of files that are here. Raises ModelFileError."""
+    from octavo.loading.load_model import load_front
+    from octavo.loading.model_files import resolve
+
+    return load_front(resolve(model, home=octavo_home(), download=False))
+
+
+def _load_front_early(model: str) -> tuple[TokenizerLike, ModelMetadata] | None:
+    """None where the files are not here yet, or wrong: the engine fetches them, or says what is wrong."""
+    from octavo.errors import ModelFileError
+
+    try:
+        return _load_front(model)
+    except ModelFileError:
+        return None
+
+
+def _template_source(config: ServerConfig, metadata: ModelMetadata) -> str | None:
+    if config.chat_template is None:
+        return metadata.chat_template
+    try:
+        return config.chat_template.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise ConfigError(f"--chat-template {config.chat_template} cannot be read: {reason}", param="chat_template")

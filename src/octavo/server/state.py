@@ -1,0 +1,104 @@
+"""What the routes share: the configuration, the engine once it is there, and the phase of the process's life.
+
+    LOADING -> READY -> DRAINING          and from any of them -> DEAD
+
+Refuses work in every phase but READY (`unavailable`). One writer: `octavo.server.run` moves the phase on.
+"""
+
+from __future__ import annotations
+
+import enum
+import time
+from typing import TYPE_CHECKING
+
+from octavo import __version__
+from octavo.errors import EngineDead, NotFound
+from octavo.server.admission import Admission
+from octavo.server.config import ServerConfig
+from octavo.server.errors import ServiceUnavailable
+from octavo.server.prompts import PromptEncoder
+from octavo.server.protocol import EngineLike, TemplateLike, TokenizerLike
+
+if TYPE_CHECKING:
+    from octavo.server.metrics import ServerMetrics
+
+
+class Phase(enum.Enum):
+    LOADING = "loading"
+    READY = "ready"
+    DRAINING = "draining"
+    DEAD = "dead"
+
+
+class Loaded:
+    """What exists once the model is loaded."""
+
+    def __init__(
+        self,
+        engine: EngineLike,
+        tokenizer: TokenizerLike,
+        template: TemplateLike | None,
+        config: ServerConfig,
+        max_queue: int,
+    ) -> None:
+        info = engine.info
+        self.engine = engine
+        self.info = info
+        self.tokenizer = tokenizer
+        self.template = template
+        self.encoder = PromptEncoder(tokenizer, template, info, config.limits)
+        self.fingerprint = f"octavo-{__version__}-{info.executor}-{info.isa}"  # what equal numbers can be expected of
+        self.model_names = config.served_model_names or (info.model,)
+        capacity = config.limits.max_requests_in_flight or info.max_num_seqs + max_queue
+        self.admission = Admission(capacity)
+
+    def check_model(self, name: str | None) -> str:
+        """The name to answer with. Raises NotFound for one that is not served; no name means the first."""
+        if name is None:
+            return self.model_names[0]
+        if name not in self.model_names:
+            served = ", ".join(self.model_names)
+            raise NotFound(
+                f"the model {name[:128]!r} is not served here; this server has: {served}",
+                param="model",
+                code="model_not_found",
+            )
+        return name
+
+
+class ServerState:
+    def __init__(self, config: ServerConfig, metrics: ServerMetrics) -> None:
+        self.config = config
+        self.metrics = metrics
+        self.phase = Phase.LOADING
+        self.created = int(time.time())  # unix seconds; of the model cards
+        self._loaded: Loaded | None = None
+
+    def set_ready(self, loaded: Loaded) -> None:
+        self._loaded = loaded
+        self.metrics.attach(loaded.engine)
+        if self.phase is Phase.LOADING:
+            self.phase = Phase.READY
+
+    @property
+    def is_loaded(self) -> bool:
+        return self._loaded is not None
+
+    @property
+    def loaded(self) -> Loaded:
+        """Raises ServiceUnavailable while the model loads."""
+        if self._loaded is None:
+            raise self.unavailable()
+        return self._loaded
+
+    def is_healthy(self) -> bool:
+        """From the step loop's heartbeat; load never makes a server unhealthy."""
+        return self.phase is Phase.READY and self._loaded is not None and self._loaded.engine.is_healthy()
+
+    def unavailable(self) -> EngineDead:
+        """The error that says why nothing is served now."""
+        if self.phase is Phase.LOADING:
+            return ServiceUnavailable("the model is still loading; try again in a moment", code="loading")
+        if self.phase is Phase.DRAINING:
+            return ServiceUnavailable("the server is shutting down; ask another one", code="draining")
+        return EngineDead("the engine ended; the server must be started again", code="engine_dead")

@@ -1,0 +1,110 @@
+"""Server-sent events exactly as clients of OpenAI read them.
+
+    data: {chunk}\\n\\n  ...  data: {usage chunk}\\n\\n (where asked for)  data: [DONE]\\n\\n
+
+Refuses to fake an end: a stream that breaks sends one `data: {"error": ...}` and closes, without [DONE]. No comments,
+no empty events. Invariants: the status line is sent only when the first delta is there, so that a refusal has its own
+status; a reader that takes nothing for `write_timeout_seconds` is dropped; leaving ends the engine's work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Iterable
+from contextlib import aclosing
+from typing import Any
+
+import msgspec
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from octavo.outputs import SequenceDelta
+from octavo.server.errors import ClientGone, envelope_for
+from octavo.server.generation import Generation, Step, until_disconnect
+
+ToChunks = Callable[[int, SequenceDelta], Iterable[dict[str, Any]]]
+
+_encoder = msgspec.json.Encoder()
+DONE = b"data: [DONE]\n\n"
+
+
+def event(content: Any) -> bytes:
+    return b"data: " + _encoder.encode(content) + b"\n\n"
+
+
+class EventStream(Response):
+    """Sends the events as they come, watching for the client to leave."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, events: AsyncGenerator[bytes, None], *, write_timeout_seconds: float) -> None:
+        self._events = events
+        self._write_timeout_seconds = write_timeout_seconds
+        self.status_code = 200
+        self.background = None
+        self.raw_headers = [
+            (b"content-type", b"text/event-stream"),
+            (b"cache-control", b"no-cache"),
+            (b"x-accel-buffering", b"no"),  # nginx would hold the events back
+        ]
+
+    async def __call__(self, _: Scope, receive: Receive, send: Send) -> None:
+        await until_disconnect(receive, self._write(send))
+
+    async def _write(self, send: Send) -> None:
+        now = asyncio.get_running_loop().time
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        try:
+            async with aclosing(self._events) as events, asyncio.timeout(None) as patience:
+                async for content in events:
+                    patience.reschedule(now() + self._write_timeout_seconds)
+                    await send({"type": "http.response.body", "body": content, "more_body": True})
+                    patience.reschedule(None)
+        except TimeoutError:
+            raise ClientGone from None  # it reads no more; the connection is closed
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def started(generation: Generation) -> AsyncGenerator[Step, None]:
+    """The generation's steps, once the first has come. Raises what the engine refuses the request with."""
+    steps = generation.run()
+    try:
+        first = await anext(steps)
+    except BaseException:
+        await steps.aclose()
+        raise
+    return _chain(first, steps)
+
+
+async def _chain(first: Step, steps: AsyncGenerator[Step, None]) -> AsyncGenerator[Step, None]:
+    async with aclosing(steps):
+        yield first
+        async for step in steps:
+            yield step
+
+
+async def events(
+    steps: AsyncGenerator[Step, None],
+    generation: Generation,
+    to_chunks: ToChunks,
+    *,
+    head: dict[str, Any],
+    include_usage: bool,
+    continuous_usage: bool,
+    request_id: str,
+) -> AsyncGenerator[bytes, None]:
+    """The stream's events. `head` holds id, object, created and model, the same in every chunk."""
+    try:
+        async with aclosing(steps):
+            async for number, deltas in steps:
+                for delta in deltas:
+                    for chunk in to_chunks(number, delta):
+                        content = head | chunk
+                        if continuous_usage:
+                            content["usage"] = generation.usage.to_wire()
+                        yield event(content)
+        if include_usage:
+            yield event(head | {"choices": [], "usage": generation.usage.to_wire()})
+        yield DONE
+    except Exception as error:
+        yield event(envelope_for(error, request_id))

@@ -1,0 +1,63 @@
+"""POST /tokenize and /detokenize, in vLLM's shapes: what the model sees, without running it.
+
+Refuses empty input, ids outside the vocabulary, and text far beyond the context. Text that is merely longer than the
+context is counted, since that is what the route is asked for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from fastapi import Request, Response
+
+from octavo.errors import BadRequest
+from octavo.server.errors import json_response
+from octavo.server.generation import until_disconnect
+from octavo.server.openai.call import Routes
+from octavo.server.openai.convert import template_kwargs, template_messages
+from octavo.server.openai.parse import read
+from octavo.server.openai.schemas import DetokenizeRequest, TokenizeRequest
+
+
+async def tokenize(routes: Routes, http: Request) -> Response:
+    return await until_disconnect(http.receive, _tokenize(routes, http))
+
+
+async def detokenize(routes: Routes, http: Request) -> Response:
+    return await until_disconnect(http.receive, _detokenize(routes, http))
+
+
+async def _tokenize(routes: Routes, http: Request) -> Response:
+    body = await read(http, TokenizeRequest, routes.state.config.limits, routes.unknown_names)
+    loaded = routes.state.loaded
+    loaded.check_model(body.model)
+    if (body.prompt is None) == (body.messages is None):
+        raise BadRequest("send either prompt or messages", param="prompt")
+    if body.messages is not None:
+        ids = await loaded.encoder.encode_messages(
+            template_messages(body.messages),
+            add_generation_prompt=body.add_generation_prompt is not False,
+            add_special_tokens=bool(body.add_special_tokens),
+            kwargs=template_kwargs(body.chat_template_kwargs),
+        )
+    else:
+        if body.chat_template_kwargs is not None or body.add_generation_prompt is not None:
+            raise BadRequest("chat_template_kwargs and add_generation_prompt go with messages", param="prompt")
+        ids = await loaded.encoder.encode_text(
+            body.prompt or "", add_special_tokens=body.add_special_tokens is not False, param="prompt"
+        )
+    strings = [loaded.tokenizer.token_text(token_id) for token_id in ids] if body.return_token_strs else None
+    return json_response(
+        {"count": len(ids), "max_model_len": loaded.info.max_model_len, "tokens": ids, "token_strs": strings}
+    )
+
+
+async def _detokenize(routes: Routes, http: Request) -> Response:
+    body = await read(http, DetokenizeRequest, routes.state.config.limits, routes.unknown_names)
+    loaded = routes.state.loaded
+    loaded.check_model(body.model)
+    ids, vocab_size = body.tokens, loaded.info.vocab_size
+    if ids and (min(ids) < 0 or max(ids) >= vocab_size):
+        raise BadRequest(f"tokens must be ids from 0 to {vocab_size - 1}", param="tokens")
+    text = await asyncio.to_thread(loaded.tokenizer.decode, ids, skip_special_tokens=False)
+    return json_response({"prompt": text})
