@@ -295,7 +295,9 @@ class _Parser:
         shape = tuple(reversed(dims))
         num_bytes = tensor_num_bytes(tensor_type, shape)
         if num_bytes > self.size or offset > self.size:
-            self.fail(part, f"{num_bytes} bytes at offset {offset} cannot lie in a file of {self.size} bytes")
+            self.fail(
+                part, f"{num_bytes} bytes at offset {offset} cannot lie in a file of {self.size} bytes (truncated?)"
+            )
         return GGUFTensor(name, tensor_type, shape, offset, num_bytes)
 
     def check_overlap(self, tensors: dict[str, GGUFTensor]) -> None:
