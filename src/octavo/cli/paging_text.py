@@ -146,7 +146,11 @@ def _headline(notation: Notation, step: Step) -> list[str]:
         forks = many and len(run.drawn) > 1
         who = f"{notation.sequence(run.index)}: " if many and not forks else ""
         parts.append(who + ", ".join(words) + (f", one for each of {len(run.drawn)}" if forks else ""))
-    ran = {run.index for run in step.runs}
+    ran = (
+        {run.index for run in step.runs}
+        if not any(len(run.drawn) > 1 for run in step.runs)
+        else set(range(notation.num_sequences))
+    )
     still = [view.index for view in step.sequences if view.index not in ran and not view.is_parked]
     parts += [f"{notation.sequence(index)}: no block is free, it waits" for index in still]
     start = f"step {step.number}: "
