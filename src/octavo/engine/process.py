@@ -129,14 +129,15 @@ class StepLoop:
 
     def _step(self) -> None:
         deltas = self._engine.step()
-        self._send_deltas(deltas)
         is_idle = not self._engine.has_unfinished
+        is_ending = is_idle or any(delta.finish_reason is not None for delta in deltas)
+        if is_ending or time.monotonic() - self._heartbeat_time >= BUSY_STATS_SECONDS:
+            self._send_heartbeat()  # before the outputs: whoever sees an answer end finds it counted
+        self._send_deltas(deltas)
         if is_idle or not self._engine.ran_nothing:
             self._progress_time = time.monotonic()
         else:
             self._stall()
-        if is_idle or time.monotonic() - self._heartbeat_time >= BUSY_STATS_SECONDS:
-            self._send_heartbeat()
 
     def _stall(self) -> None:
         """Requests, but nothing to run. Raises InternalError when that lasts: an error beats waiting for ever."""
