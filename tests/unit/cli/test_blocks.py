@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.cli_runner import program, run
 
 from octavo.cli.blocks import split_tokens
 from octavo.cli.paging_stage import token_word
 from octavo.cli.width import text_width
 from octavo.errors import BadRequest
+from support.cli_runner import program, run
 
 GOLDEN = Path(__file__).parent / "golden"
 HELLO = ("blocks", "--tokens", "안녕,하,세요,반갑,습,니다", "--block-size", "4")

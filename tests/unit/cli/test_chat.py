@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from support.cli_runner import program, run
 
 from octavo.cli import chat
 from octavo.cli.chat import Conversation, read_turns
@@ -13,6 +12,7 @@ from octavo.cli.session import Session
 from octavo.config import EngineConfig
 from octavo.errors import BadRequest
 from octavo.sampling_params import SamplingParams
+from support.cli_runner import program, run
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12)
 OPTIONS = ("--temperature", "0", "--max-tokens", "12")

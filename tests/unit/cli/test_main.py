@@ -6,11 +6,11 @@ import sys
 
 import click
 import pytest
-from support.cli_runner import environment, program, run
 
 import octavo
 from octavo.cli.main import COMMANDS, cli
 from octavo.errors import ConfigError
+from support.cli_runner import environment, program, run
 
 HEAVY = ("numpy", "rich", "tokenizers", "fastapi", "pydantic", "octavo.engine", "octavo.server", "octavo._native")
 

@@ -4,12 +4,12 @@ import dataclasses
 from pathlib import Path
 
 import pytest
-from support.cli_runner import run
 
 import octavo.server.config
 from octavo.cli.options import NOT_HERE, OPTIONS
 from octavo.config import EngineConfig
 from octavo.server.config import ServerConfig
+from support.cli_runner import run
 
 Served = list[tuple[EngineConfig, ServerConfig]]
 

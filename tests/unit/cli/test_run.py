@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from support.cli_runner import PROGRAM, environment, program, run
 
 from octavo.cli.session import Session
+from support.cli_runner import PROGRAM, environment, program, run
 
 
 def answer(*arguments: str, stdin: str | bytes | None = None) -> str:
