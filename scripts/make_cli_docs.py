@@ -49,7 +49,7 @@ def _options(command: click.Command, context: click.Context) -> Iterator[str]:
     yield "| option | what it does |\n|---|---|"
     for parameter in command.get_params(context):
         record = parameter.get_help_record(context)
-        if record is not None and isinstance(parameter, click.Option) and parameter.name != "help":
+        if record is not None and isinstance(parameter, click.Option) and "--help" not in parameter.opts:
             flags, words = (part.replace("|", "\\|").replace("  [", " [") for part in record)
             yield f"| `{flags}` | {words} |"
     yield ""
