@@ -28,6 +28,7 @@ ENGINE_COMMAND = (sys.executable, "-P", "-m", "octavo.engine.process")  # -P: th
 HEARTBEAT_LIMIT_SECONDS = 10.0
 MAX_UNSENT_BYTES = 2 * frames.MAX_FRAME_BYTES  # towards an engine that does not read
 STOP_TIMEOUT_SECONDS = 5.0
+_ENDED_EARLY = "the engine process ended before it was ready; its last words are on stderr"
 
 ProgressCallback = Callable[[str, float], None]  # stage for people, fraction 0..1
 
@@ -79,7 +80,9 @@ class AsyncEngine:
             info = await _until_ready(reader, progress)
         except BaseException as error:
             await _end_process(process, writer, timeout_seconds=0.0)
-            if isinstance(error, frames.FrameError | OSError):
+            if isinstance(error, OSError):
+                raise EngineDead(_ENDED_EARLY) from error
+            if isinstance(error, frames.FrameError):
                 raise EngineDead(f"the engine process failed to start: {error}") from error
             raise
         return cls(
@@ -246,7 +249,7 @@ async def _until_ready(reader: asyncio.StreamReader, progress: ProgressCallback 
                 pass
             case _:
                 raise frames.FrameError(f"{type(message).__name__} came before the engine was ready")
-    raise EngineDead("the engine process ended before it was ready; its last words are on stderr")
+    raise EngineDead(_ENDED_EARLY)
 
 
 async def _end_process(
