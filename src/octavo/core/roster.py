@@ -136,6 +136,7 @@ class Roster:
     def end(self, sequence: Sequence) -> None:
         """The sequence finishes, whatever its state. Its request ends with its last sequence."""
         request = sequence.request
+        had_row = sequence.status is not Status.PARKED
         if sequence.status is Status.RUNNING:
             self._leave_lane(sequence, Status.FINISHED)
         sequence.status = Status.FINISHED
@@ -148,7 +149,7 @@ class Roster:
             request.status = Status.FINISHED
         elif request.status is Status.RUNNING:
             parked = [s for s in live if s.status is Status.PARKED]
-            if parked:
+            if parked and had_row:
                 parked[0].status = Status.WAITING
             if not any(s.status is Status.RUNNING for s in live):
                 self._to_waiting(request)

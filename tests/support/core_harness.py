@@ -1,0 +1,344 @@
+"""Drives a real scheduler against the shadow store and checks everything after every operation.
+
+One harness for the Hypothesis state machine (which shrinks) and for the seeded driver (which does the bulk). Every
+sample's tokens are compared with what the request alone would have drawn, so pools, chunks, neighbours, preemption,
+the prefix cache and depth-1 planning may not change one token.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from dataclasses import dataclass, field
+from random import Random
+from zlib import crc32
+
+from octavo.core.block import SeqId
+from octavo.core.prefix_key import namespace
+from octavo.core.request import Request, SequenceUpdate, Status
+from octavo.core.scheduler import Scheduler, SchedulerConfig
+from octavo.core.scheduler_output import AddedRow, SchedulerOutput, StepOutput
+from octavo.errors import BadRequest
+from octavo.sampling_params import SamplingParams
+from support.shadow_store import ShadowStore
+
+EOS, STOP_ID = 0, 3
+LETTERS = (1, 2)
+
+
+def letter(prompt_and_output: tuple[int, ...], seed: int, index: int, *, may_end: bool) -> int:
+    """The next token of the pretend model: mostly two letters, sometimes an end token."""
+    mixed = crc32(bytes(prompt_and_output) + seed.to_bytes(8, "little") + bytes([index]))
+    if may_end and mixed % 41 == 0:
+        return EOS
+    if may_end and mixed % 53 == 0:
+        return STOP_ID
+    return LETTERS[mixed >> 8 & 1]
+
+
+def draw(row: AddedRow, history: tuple[int, ...], index: int) -> int:
+    may_end = len(history) - row.num_prompt_tokens >= row.sampling.min_tokens
+    return letter(history, row.seed, index, may_end=may_end)
+
+
+def expected(request: Request, index: int) -> list[int]:
+    """What the sample draws when the request is alone in the world."""
+    tokens: list[int] = []
+    assert request.sampling.max_tokens is not None
+    while len(tokens) < request.sampling.max_tokens:
+        history = (*request.prompt_token_ids, *tokens)
+        tokens.append(letter(history, request.seed, index, may_end=len(tokens) >= request.sampling.min_tokens))
+        if tokens[-1] in (EOS, STOP_ID):
+            break
+    return tokens
+
+
+@dataclass
+class Sample:
+    tokens: list[int] = field(default_factory=list)
+    seq_id: SeqId | None = None
+    ended: bool = False
+
+
+@dataclass
+class Tracked:
+    request: Request
+    samples: dict[int, Sample]
+    expected: dict[int, list[int]] = field(default_factory=dict)  # sample -> its whole output
+
+    @property
+    def ended(self) -> bool:
+        return all(sample.ended for sample in self.samples.values())
+
+
+class Harness:
+    def __init__(self, config: SchedulerConfig, rng: Random, *, depth: int = 0) -> None:
+        self.config = config
+        self.rng = rng
+        self.depth = depth
+        self.scheduler = Scheduler(config)
+        self.store = ShadowStore(config.block_size, config.group_windows, config.max_num_seqs, draw, rng)
+        self.tracked: dict[str, Tracked] = {}  # requests that have not ended
+        self.in_flight: deque[tuple[SchedulerOutput, StepOutput | None]] = deque()
+        self.num_steps = 0
+        self.num_added = 0
+        self._key_histories: dict[tuple[int, bytes], int] = {}
+
+    # -- operations --------------------------------------------------------------------------------------------------
+
+    def add(self, prompt: tuple[int, ...], sampling: SamplingParams, *, salt: str = "", seed: int = 0) -> str | None:
+        """The new request's id, None where the scheduler says that it can never fit."""
+        self.num_added += 1
+        request = Request(
+            request_id=f"r{self.num_added}",
+            prompt_token_ids=prompt,
+            sampling=sampling,
+            seed=seed,
+            end_token_ids=(EOS, STOP_ID),
+            arrival_time=float(self.num_added),
+            namespace=namespace("weights", cache_salt=salt),
+        )
+        try:
+            self.scheduler.add(request)
+        except BadRequest:
+            return None
+        samples = {index: Sample() for index in range(sampling.n)}
+        self.tracked[request.request_id] = Tracked(request, samples)
+        self.check()
+        return request.request_id
+
+    def abort(self, request_id: str) -> None:
+        assert self.scheduler.abort(request_id) is (request_id in self.tracked)
+        self.tracked.pop(request_id, None)
+        assert self.scheduler.abort(request_id) is False
+        self.check()
+
+    def finish(self, request_id: str, index: int) -> None:
+        """The engine saw a stop string in this sample."""
+        tracked = self.tracked[request_id]
+        sample = tracked.samples[index]
+        if sample.seq_id is None or sample.ended:
+            return
+        self.scheduler.finish(sample.seq_id)
+        self.scheduler.finish(sample.seq_id)
+        sample.ended = True
+        self._forget_if_ended(request_id)
+        self.check()
+
+    def fail(self, request_id: str) -> None:
+        """A running sequence of the request fails in its next step."""
+        for sequence in self.scheduler.sequences():
+            if sequence.request.request_id == request_id and sequence.status is Status.RUNNING:
+                self.store.fail[sequence.seq_id] = "planted"
+                return
+
+    def step(self) -> bool:
+        """Plans as deep as allowed and commits the oldest plan. False where nothing could run."""
+        while len(self.in_flight) <= self.depth and self.plan():
+            pass
+        if not self.in_flight:
+            return False
+        self.commit()
+        return True
+
+    def plan(self) -> bool:
+        plan = self.scheduler.plan(0.0)
+        if plan is None:
+            assert self.in_flight or not self.scheduler.has_unfinished
+            return False
+        self._check_plan(plan)
+        self.in_flight.append((plan, None))
+        if self.rng.random() < 0.5:
+            self._execute_up_to(len(self.in_flight))
+        self.check()
+        return True
+
+    def commit(self) -> None:
+        self._execute_up_to(1)
+        plan, result = self.in_flight.popleft()
+        assert result is not None
+        updates = self.scheduler.commit(plan, result, 0.0)
+        self.num_steps += 1
+        for update in updates:
+            self._take(update)
+        if self.rng.random() < 0.2:
+            self.store.release(self.scheduler.take_released())
+        self.check()
+
+    def drop_cached(self, count: int) -> None:
+        self.scheduler.drop_cached(count)
+        self.check()
+
+    def drain(self) -> None:
+        """Everything ends in a bounded number of steps, and the pool is as at the start."""
+        work = sum((len(t.request.prompt_token_ids) + 64) * t.request.sampling.n for t in self.tracked.values())
+        limit = self.num_steps + 40 * work + 10
+        while self.scheduler.has_unfinished:
+            assert self.step(), "there is work, and nothing runs"
+            assert self.num_steps < limit, "no progress"
+        assert not self.tracked, f"requests never ended: {list(self.tracked)}"
+        stats = self.scheduler.stats()
+        assert (stats.num_used_blocks, stats.num_running, stats.num_waiting, stats.num_parked) == (0, 0, 0, 0)
+        assert stats.num_free_blocks + stats.num_cached_blocks == stats.num_total_blocks
+        assert stats.num_finished + stats.num_aborted <= self.num_added
+        self.scheduler.drop_cached(stats.num_total_blocks)
+        assert self.scheduler.stats().num_free_blocks == stats.num_total_blocks
+        self.check()
+
+    def seen(self) -> Counter[str]:
+        """How often each thing that must be covered happened."""
+        stats = self.scheduler.stats()
+        return Counter(
+            preemptions=stats.num_preemptions,
+            parks=stats.num_parks,
+            copies=stats.num_copies,
+            hits=stats.prefix_hits_tokens // self.config.block_size,
+            folded=stats.num_folded,
+            aborts=stats.num_aborted,
+        )
+
+    # -- checks ------------------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        self.scheduler.check_integrity()
+        if any(result is None for _, result in self.in_flight):
+            return  # tables are ahead of the store
+        self._check_sequences()
+        self._check_cache()
+
+    def _check_sequences(self) -> None:
+        """Every sequence, gathered through its tables, reads its own history."""
+        for sequence in self.scheduler.sequences():
+            if sequence.tables is None:
+                continue
+            computed = sequence.num_computed_tokens
+            own = self.store.histories.walk(sequence.request.namespace, sequence.token_ids[:computed])
+            ids = sequence.tables.block_ids()
+            for group in range(len(ids)):
+                begin = sequence.tables.num_dropped[group] * self.config.block_size
+                assert self.store.gather(ids, group, begin, computed) == own[begin:], repr(sequence)
+
+    def _check_cache(self) -> None:
+        """Every key leads to a block whose slots hold its tokens, and one key always means one history."""
+        for group, by_key in enumerate(self.scheduler.kv.pool._by_key):
+            for key, block in by_key.items():
+                last = self.store.slots[block.block_id][-1]
+                assert last is not None
+                assert self._key_histories.setdefault((group, key), last) == last, f"{block!r} holds another history"
+
+    def _check_plan(self, plan: SchedulerOutput) -> None:
+        """Bounds of the plan; no shared block is written; no finished or parked sequence runs."""
+        assert 0 < plan.num_tokens <= self.config.max_num_batched_tokens
+        assert len(plan.seq_ids) <= self.config.max_num_seqs
+        live = {sequence.seq_id: sequence for sequence in self.scheduler.sequences()}
+        entries = zip(plan.seq_ids, plan.num_computed_tokens, plan.num_scheduled_tokens, plan.first_write, strict=True)
+        for seq_id, first, count, first_write in entries:
+            sequence = live[seq_id]
+            self.store.namespace_of[seq_id] = sequence.request.namespace
+            assert sequence.status is Status.RUNNING
+            assert sequence.tables is not None
+            for position in range(max(first, first_write), first + count):
+                for table in sequence.tables.blocks:
+                    block = table[position // self.config.block_size]
+                    assert block is not None
+                    assert block.ref_count == 1, f"{sequence!r} writes into the shared {block!r}"
+
+    def _execute_up_to(self, count: int) -> None:
+        for place in range(count):
+            plan, result = self.in_flight[place]
+            if result is None:
+                self.in_flight[place] = (plan, self.store.execute(plan))
+
+    def _take(self, update: SequenceUpdate) -> None:
+        tracked = self.tracked[update.request_id]  # an update for a request that ended would be a KeyError
+        sample = tracked.samples[update.index]
+        assert not sample.ended, "an update after the end"
+        sample.seq_id = update.seq_id
+        sample.tokens.extend(update.new_token_ids)
+        request = tracked.request
+        if update.index not in tracked.expected:
+            tracked.expected[update.index] = expected(request, update.index)
+        wanted = tracked.expected[update.index]
+        assert sample.tokens == wanted[: len(sample.tokens)], (
+            f"{request.request_id} sample {update.index} drew other tokens"
+        )
+        if update.prompt_logprobs is not None:
+            assert [p.token_id for p in update.prompt_logprobs] == list(request.prompt_token_ids[1:])
+        if update.finish_reason is None:
+            return
+        sample.ended = True
+        if update.finish_reason == "error":
+            assert update.error == "planted"
+        else:
+            assert sample.tokens == wanted
+            last = wanted[-1] if wanted else None
+            assert update.finish_reason == ("stop" if last in (EOS, STOP_ID) else "length")
+            assert update.stop_reason == (STOP_ID if last == STOP_ID else None)
+        self._forget_if_ended(update.request_id)
+
+    def _forget_if_ended(self, request_id: str) -> None:
+        if self.tracked[request_id].ended:
+            del self.tracked[request_id]
+
+
+# -- the seeded driver ---------------------------------------------------------------------------------------------------
+
+
+def random_config(rng: Random) -> SchedulerConfig:
+    block_size = rng.choice((1, 2, 2, 4, 4, 16))
+    windows = rng.choice(((None,), (None,), (None,), (None, 5), (6,), (3, None)))
+    num_blocks = max(rng.choice((24, 32, 40, 64)) // block_size, 3) * len(windows)
+    return SchedulerConfig(
+        num_blocks=num_blocks,
+        block_size=block_size,
+        max_model_len=64,
+        max_num_seqs=rng.choice((1, 2, 4, 8, 8)),
+        max_num_batched_tokens=rng.choice((3, 8, 16, 64)),
+        enable_prefix_caching=rng.random() < 0.85,
+        watermark=rng.choice((0.0, 0.05, 0.3)),
+        group_windows=windows,
+    )
+
+
+def random_sampling(rng: Random) -> SamplingParams:
+    prompt_logprobs = 0 if rng.random() < 0.08 else None
+    max_tokens = 0 if prompt_logprobs == 0 and rng.random() < 0.4 else rng.randint(1, 24)
+    return SamplingParams(
+        n=rng.choice((1, 1, 1, 2, 3, 4)),
+        max_tokens=max_tokens,
+        min_tokens=rng.randint(0, max_tokens) if rng.random() < 0.4 else 0,
+        stop_token_ids=(STOP_ID,),
+        prompt_logprobs=prompt_logprobs,
+    )
+
+
+def random_operation(harness: Harness, rng: Random) -> None:
+    chance = rng.random()
+    if chance < 0.24 and len(harness.tracked) < 12:
+        prompt = tuple(rng.choice(LETTERS) for _ in range(rng.choice((1, 2, 4, 8, 8, 16, rng.randint(1, 40)))))
+        harness.add(prompt, random_sampling(rng), salt=rng.choice(("", "", "x")), seed=rng.randint(0, 2))
+    elif chance < 0.265 and harness.tracked:
+        harness.abort(rng.choice(list(harness.tracked)))
+    elif chance < 0.28 and harness.tracked:
+        request_id = rng.choice(list(harness.tracked))
+        harness.finish(request_id, rng.choice(list(harness.tracked[request_id].samples)))
+    elif chance < 0.285 and harness.tracked:
+        harness.fail(rng.choice(list(harness.tracked)))
+    elif chance < 0.29:
+        harness.drop_cached(rng.randint(1, 4))
+    elif chance < 0.32 and len(harness.in_flight) <= harness.depth:
+        harness.plan()  # the next operations happen while it is in flight
+    else:
+        harness.step()
+
+
+def drive(seed: int, num_operations: int) -> Harness:
+    """One run from a seed: random operations, then a drain. Raises AssertionError naming the seed."""
+    rng = Random(seed)
+    harness = Harness(random_config(rng), rng, depth=rng.choice((0, 0, 1)))
+    try:
+        for _ in range(num_operations):
+            random_operation(harness, rng)
+        harness.drain()
+    except AssertionError as error:
+        raise AssertionError(f"seed {seed}, {harness.config}, depth {harness.depth}: {error}") from error
+    return harness
