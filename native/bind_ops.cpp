@@ -12,6 +12,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "arrays.h"
 #include "bindings.h"
 #include "dispatch.h"
 #include "memory.h"
@@ -22,16 +23,6 @@ namespace nb = nanobind;
 namespace octavo {
 
 namespace {
-
-using Bytes = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using Vector = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using Matrix = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-using OutVector = nb::ndarray<float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using OutMatrix = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-
-void require(bool holds, const char* what) {
-  if (!holds) throw std::invalid_argument(what);
-}
 
 // Scratch memory, page-aligned.
 class Scratch {
@@ -108,14 +99,6 @@ class Ops {
 }  // namespace
 
 void bind_ops(nb::module_& m) {
-  nb::class_<PackedWeight>(m, "PackedWeight", "A matrix packed for one instruction set; immutable.")
-      .def_prop_ro("isa", [](const PackedWeight& w) { return std::string(w.kernels().isa); })
-      .def_prop_ro("form", [](const PackedWeight& w) { return std::string(form_name(w.weight().form)); })
-      .def_prop_ro("has_min", [](const PackedWeight& w) { return w.weight().has_min; })
-      .def_prop_ro("rows", [](const PackedWeight& w) { return w.weight().rows; })
-      .def_prop_ro("cols", [](const PackedWeight& w) { return w.weight().cols; })
-      .def_prop_ro("num_bytes", &PackedWeight::num_bytes);
-
   nb::class_<Ops>(m, "Ops", "Single kernels of one instruction set.")
       .def(nb::init<const std::string&>(), nb::arg("isa") = "")
       .def_prop_ro("isa", &Ops::isa)

@@ -4,9 +4,13 @@
 // or panels it is called with. Kernels allocate nothing and keep no state; threads split rows or panels between them.
 #pragma once
 
+#include "attention.h"
+#include "kernels/sample.h"
 #include "weight.h"
 
 namespace octavo {
+
+enum class Activation : uint8_t { kSilu, kGelu, kGeluTanh, kRelu };
 
 struct Kernels {
   const char* isa;  // "avx512", "avx2", "neon", "plain"
@@ -35,7 +39,55 @@ struct Kernels {
   void (*linear)(const Weight& weight, const void* activations, int64_t num_rows, int64_t panel_begin,
                  int64_t panel_end, float* out, int64_t out_stride, const float* bias);
 
-  // --- everything else is added here by its owner ---
+  // --- row by row (kernels/norm-inl.h, elementwise-inl.h): rows of `width` floats, `*_stride` floats apart ---
+
+  // out = x / sqrt(mean(x^2) + eps) * weight, over groups of `group` columns.
+  void (*rms_norm)(const float* x, int64_t x_stride, const float* weight, int64_t group, int64_t width, float eps,
+                   int64_t rows, float* out, int64_t out_stride);
+  void (*layer_norm)(const float* x, int64_t x_stride, const float* weight, const float* bias, int64_t width, float eps,
+                     int64_t rows, float* out, int64_t out_stride);
+
+  // Pairs (i, i + rotary_dim / 2) of each head are turned; cos, sin [rows, rotary_dim / 2].
+  void (*rope)(const float* x, int64_t x_stride, const float* cos, const float* sin, int64_t num_heads, int64_t head_dim,
+               int64_t rotary_dim, int64_t rows, float* out, int64_t out_stride);
+
+  void (*act_mul)(Activation kind, const float* gate, int64_t gate_stride, const float* up, int64_t up_stride,
+                  int64_t width, int64_t rows, float* out, int64_t out_stride);
+  void (*activation)(Activation kind, const float* x, int64_t x_stride, int64_t width, int64_t rows, float* out,
+                     int64_t out_stride);
+  void (*add)(const float* a, int64_t a_stride, const float* b, int64_t b_stride, int64_t width, int64_t rows,
+              float* out, int64_t out_stride);
+  void (*mul)(const float* a, int64_t a_stride, const float* b, int64_t b_stride, int64_t width, int64_t rows,
+              float* out, int64_t out_stride);
+  void (*scale)(const float* x, int64_t x_stride, float factor, int64_t width, int64_t rows, float* out,
+                int64_t out_stride);
+  void (*softcap)(const float* x, int64_t x_stride, float cap, int64_t width, int64_t rows, float* out,
+                  int64_t out_stride);
+
+  // --- the cache (kernels/kv-inl.h, attention-inl.h) ---
+
+  // Stores k, v [rows, num_kv_heads * head_dim] at `slots` (block * block_size + offset); slot -1 is skipped. Two
+  // threads may write different slots of one block at once.
+  void (*write_kv)(const KVLayer& kv, const float* k, int64_t k_stride, const float* v, int64_t v_stride,
+                   const int64_t* slots, int64_t rows);
+
+  // Bytes of scratch one thread needs for pieces of at most `rows` query rows (tokens x heads of a KV head).
+  size_t (*attend_scratch_bytes)(int64_t rows, int64_t dim);
+  void (*attend)(const AttendArgs& args, const AttendPiece& piece, void* scratch);
+  // Merges the parts of a piece that several threads computed, in order, and writes `out`. piece.partials holds all.
+  void (*attend_merge)(const AttendArgs& args, const AttendPiece& piece, void* scratch);
+
+  // --- sampling (kernels/sample*.h) ---
+
+  // Bytes of scratch one thread needs, zero before its first use.
+  size_t (*sample_scratch_bytes)(int64_t vocab_size);
+
+  // Draws row.num_samples tokens and their log-probabilities. `scratch` is 64-byte aligned.
+  SampleStatus (*sample)(const SampleRow& row, int64_t vocab_size, void* scratch, const SampleOut& out);
+
+  // Log-probabilities of ids [num_ids] and the num_top best, from the model's own logits [vocab_size].
+  SampleStatus (*token_logprobs)(const float* logits, int64_t vocab_size, const int32_t* ids, int64_t num_ids,
+                                 float* logprobs, int64_t num_top, int32_t* top_ids, float* top_logprobs);
 };
 
 }  // namespace octavo

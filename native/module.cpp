@@ -11,5 +11,8 @@ namespace nb = nanobind;
 NB_MODULE(_native, m) {
   m.doc() = "The CPU kernels of octavo.";
   m.def("available_isas", &octavo::available_isas, "Instruction sets this process may run, best first.");
+  octavo::bind_arena(m);
+  octavo::bind_program(m);
   octavo::bind_ops(m);
+  octavo::bind_sample(m);
 }

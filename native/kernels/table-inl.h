@@ -15,16 +15,13 @@
 
 #include "kernels.h"
 
-#if __has_include("kernels/pack-inl.h")
-#include "kernels/pack-inl.h"  // panel_bytes, pack, unpack_row
-#endif
-#if __has_include("kernels/linear-inl.h")
+#include "kernels/attention-inl.h"
+#include "kernels/elementwise-inl.h"
+#include "kernels/kv-inl.h"
 #include "kernels/linear-inl.h"  // activation_bytes, round_activation, linear
-#define OCTAVO_HAVE_LINEAR 1
-#endif
-#if __has_include("kernels/sample-inl.h")
+#include "kernels/norm-inl.h"
+#include "kernels/pack-inl.h"  // panel_bytes, pack, unpack_row
 #include "kernels/sample-inl.h"
-#endif
 
 namespace octavo {
 namespace OCTAVO_ISA_NS {
@@ -32,14 +29,28 @@ namespace OCTAVO_ISA_NS {
 static Kernels make_table() {
   Kernels table{};
   table.isa = OCTAVO_ISA_NAME;
-#ifdef OCTAVO_HAVE_LINEAR
   table.panel_bytes = &panel_bytes;
   table.pack = &pack;
   table.unpack_row = &unpack_row;
   table.activation_bytes = &activation_bytes;
   table.round_activation = &round_activation;
   table.linear = &linear;
-#endif
+  table.rms_norm = &rms_norm;
+  table.layer_norm = &layer_norm;
+  table.rope = &rope;
+  table.act_mul = &act_mul;
+  table.activation = &activation;
+  table.add = &add;
+  table.mul = &mul;
+  table.scale = &scale;
+  table.softcap = &softcap;
+  table.write_kv = &write_kv;
+  table.attend_scratch_bytes = &attend_scratch_bytes;
+  table.attend = &attend;
+  table.attend_merge = &attend_merge;
+  table.sample_scratch_bytes = &sample_scratch_bytes;
+  table.sample = &sample;
+  table.token_logprobs = &token_logprobs;
   return table;
 }
 

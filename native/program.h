@@ -1,0 +1,157 @@
+// A model as the native side runs it: operations on buffers, grouped into stages with a barrier after each.
+//
+//   rows    operations that treat a row alone, one after another on each thread's own rows; then the rounding of what
+//           the next stage multiplies
+//   linear  products that share their rounded input (q, k, v; gate, up), split by panels
+//   attend  attention, split by cost
+//
+// Operations after SelectRows form the head: its stages run over at most kMaxHeadRows wanted rows at a time. Buffers are
+// laid into one workspace; one ends where it is last read, and none shares memory with another alive in its stage.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "kernels.h"
+#include "packed_weight.h"
+
+namespace octavo {
+
+constexpr int64_t kMaxHeadRows = 64;
+
+enum class OpKind : uint8_t {
+  kEmbed, kAddPosition, kRmsNorm, kLayerNorm, kLinear, kCopy, kRope, kWriteKV, kAttend, kActMul, kActivation, kAdd,
+  kMul, kScale, kSoftcap, kSelectRows,
+};
+
+// Which fields an operation uses stands beside each; buffers are numbers given by Program::add_buffer.
+struct Op {
+  OpKind kind;
+  int out = -1;
+  int x = -1;                            // kActMul: gate; kAdd, kMul: a; kWriteKV: k; kAttend: q
+  int y = -1;                            // kActMul: up; kAdd, kMul: b; kWriteKV: v
+  const PackedWeight* weight = nullptr;  // kEmbed, kAddPosition, kLinear
+  const float* vector = nullptr;         // norms: weight; kAttend: sinks or null
+  const float* bias = nullptr;           // kLinear (or null), kLayerNorm
+  float value = 0.0f;                    // norms: eps; kScale: factor; kSoftcap: cap; kAttend: scale
+  float softcap = 0.0f;                  // kAttend: 0 for none
+  int64_t at = 0;         // kAddPosition: offset; kRmsNorm: group; kCopy: first column of out; kAttend: num_heads
+  int64_t head_dim = 0;   // kRope
+  int index = 0;          // kRope: table; kWriteKV, kAttend: layer; kAttend's schedule is `schedule`
+  int schedule = 0;
+  Activation activation = Activation::kSilu;
+};
+
+// cos and sin of a step's positions: angle of pair i at position p = p * inv_freq[i].
+struct RopeTable {
+  std::vector<double> inv_freq;
+  double factor;
+};
+
+// A distinct way to split attention: layers with equal numbers share one.
+struct AttendKind {
+  int64_t window;
+  int64_t num_heads;
+  int group;
+};
+
+struct LayerPlace {
+  int group;
+  int64_t index;  // inside its group
+  int64_t window;
+};
+
+struct Rounding {
+  int buffer;
+  Form form;
+  int64_t cols;
+  size_t row_bytes;
+  size_t offset;  // in the scratch of rounded rows
+};
+
+struct Stage {
+  enum class Kind : uint8_t { kRows, kLinear, kAttend };
+  Kind kind;
+  bool head;
+  std::vector<Op> ops;
+  std::vector<Rounding> roundings;  // kRows: made at its end; kLinear: read
+  std::vector<int> rounding_of;     // kLinear: for each op
+};
+
+class Program {
+ public:
+  Program(const Kernels& kernels, int64_t num_kv_heads, int64_t head_dim, std::vector<LayerPlace> layers);
+  Program(const Program&) = delete;
+  Program& operator=(const Program&) = delete;
+
+  // Building. Widths, buffers and layers are checked: std::invalid_argument.
+  int add_buffer(int64_t width);
+  int add_view(int buffer, int64_t begin, int64_t end);  // columns [begin, end) of an earlier buffer
+  const float* add_vector(const float* values, int64_t count);
+  int add_rope(std::vector<double> inv_freq, double factor);
+  void add(Op op);
+  void set_output(int buffer) { output_ = buffer; }
+
+  // Groups the operations and lays the buffers out, for steps of at most max_tokens. Once, after the last `add`.
+  void finish(int64_t max_tokens);
+
+  const Kernels& kernels() const { return *kernels_; }
+  const std::vector<Stage>& stages() const { return stages_; }
+  const std::vector<RopeTable>& ropes() const { return ropes_; }
+  const std::vector<AttendKind>& attend_kinds() const { return attend_kinds_; }
+  const LayerPlace& layer(int index) const { return layers_[static_cast<size_t>(index)]; }
+  int64_t num_kv_heads() const { return num_kv_heads_; }
+  int64_t head_dim() const { return head_dim_; }
+  int64_t max_tokens() const { return max_tokens_; }
+  int output() const { return output_; }
+  int64_t width(int buffer) const { return buffers_[static_cast<size_t>(buffer)].width; }
+  int64_t stride(int buffer) const { return storage_of(buffer).stride; }
+  // Bytes from the workspace's begin to row 0 of the buffer.
+  size_t offset(int buffer) const {
+    return storage_of(buffer).offset + static_cast<size_t>(buffers_[static_cast<size_t>(buffer)].column) * sizeof(float);
+  }
+  size_t workspace_bytes() const { return workspace_bytes_; }
+  size_t rounded_bytes() const { return rounded_bytes_; }
+
+ private:
+  struct Buffer {
+    int64_t width;
+    int64_t column;  // where it begins in its storage
+    int storage;
+  };
+  struct Storage {
+    int64_t stride;
+    bool head = false;
+    int first_stage = -1, last_stage = -1;
+    size_t offset = 0;
+  };
+
+  const Storage& storage_of(int buffer) const {
+    return storages_[static_cast<size_t>(buffers_[static_cast<size_t>(buffer)].storage)];
+  }
+  void check_buffer(int buffer, int64_t width) const;
+  void check(const Op& op) const;
+  void group_ops();
+  void add_rows_op(const Op& op, bool head);
+  void add_linear_stage(size_t first, std::vector<char>& taken, bool head);
+  void note_lifetimes();
+  void lay_out();
+
+  const Kernels* kernels_;
+  int64_t num_kv_heads_, head_dim_;
+  std::vector<LayerPlace> layers_;
+  std::vector<Buffer> buffers_;
+  std::vector<Storage> storages_;
+  std::vector<std::unique_ptr<float[]>> vectors_;
+  std::vector<RopeTable> ropes_;
+  std::vector<AttendKind> attend_kinds_;
+  std::vector<Op> ops_;
+  std::vector<Stage> stages_;
+  int output_ = -1;
+  int64_t max_tokens_ = 0;
+  size_t workspace_bytes_ = 0, rounded_bytes_ = 0;
+};
+
+}  // namespace octavo

@@ -1,0 +1,121 @@
+#include "thread_pool.h"
+
+#include <chrono>
+#include <stdexcept>
+
+#if defined(__linux__)
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#else
+#include <condition_variable>
+#include <mutex>
+#endif
+
+namespace octavo {
+
+namespace {
+
+constexpr auto kSpinTime = std::chrono::microseconds(60);
+constexpr int kSpinsPerClockRead = 64;
+
+inline void pause_spinning() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  __asm__ volatile("yield");
+#endif
+}
+
+#if defined(__linux__)
+
+void sleep_while(std::atomic<uint32_t>& word, uint32_t value) {
+  syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAIT_PRIVATE, value, nullptr, nullptr, 0);
+}
+void wake_all(std::atomic<uint32_t>& word) {
+  syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAKE_PRIVATE, INT32_MAX, nullptr, nullptr, 0);
+}
+
+#else
+
+struct Sleepers {
+  std::mutex mutex;
+  std::condition_variable changed;
+};
+Sleepers& sleepers() {
+  static Sleepers instance;
+  return instance;
+}
+void sleep_while(std::atomic<uint32_t>& word, uint32_t value) {
+  std::unique_lock<std::mutex> lock(sleepers().mutex);
+  sleepers().changed.wait(lock, [&] { return word.load() != value; });
+}
+void wake_all(std::atomic<uint32_t>&) {
+  { const std::lock_guard<std::mutex> lock(sleepers().mutex); }
+  sleepers().changed.notify_all();
+}
+
+#endif
+
+}  // namespace
+
+ThreadPool::ThreadPool(int num_threads) : num_threads_(num_threads) {
+  if (num_threads < 1) throw std::invalid_argument("a thread pool needs at least one thread");
+  for (int thread = 1; thread < num_threads; ++thread) threads_.emplace_back([this, thread] { work(thread); });
+}
+
+ThreadPool::~ThreadPool() {
+  stopping_ = true;
+  advance(epoch_);
+  for (std::thread& thread : threads_) thread.join();
+}
+
+void ThreadPool::run_task(Task task, const void* context) {
+  task_ = task;
+  context_ = context;
+  advance(epoch_);
+  task(context, 0);
+  barrier();
+}
+
+void ThreadPool::work(int thread) {
+  for (uint32_t seen = 0;; ++seen) {
+    wait_until_not(epoch_, seen);
+    if (stopping_) return;
+    task_(context_, thread);
+    barrier();
+  }
+}
+
+void ThreadPool::barrier() {
+  if (num_threads_ == 1) return;
+  const uint32_t generation = generation_.load(std::memory_order_relaxed);
+  if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == num_threads_) {
+    arrived_.store(0, std::memory_order_relaxed);
+    advance(generation_);
+  } else {
+    wait_until_not(generation_, generation);
+  }
+}
+
+// The store and the look at sleepers_ are ordered against the sleeper's count and its look at the word: either the
+// sleeper sees the new value, or it is counted here and woken.
+void ThreadPool::advance(std::atomic<uint32_t>& word) {
+  word.store(word.load(std::memory_order_relaxed) + 1, std::memory_order_seq_cst);
+  if (sleepers_.load(std::memory_order_seq_cst) > 0) wake_all(word);
+}
+
+void ThreadPool::wait_until_not(std::atomic<uint32_t>& word, uint32_t value) {
+  const auto started = std::chrono::steady_clock::now();
+  do {
+    for (int i = 0; i < kSpinsPerClockRead; ++i) {
+      if (word.load(std::memory_order_acquire) != value) return;
+      pause_spinning();
+    }
+  } while (std::chrono::steady_clock::now() - started < kSpinTime);
+  sleepers_.fetch_add(1, std::memory_order_seq_cst);
+  while (word.load(std::memory_order_seq_cst) == value) sleep_while(word, value);
+  sleepers_.fetch_sub(1, std::memory_order_seq_cst);
+}
+
+}  // namespace octavo

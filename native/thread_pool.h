@@ -1,0 +1,61 @@
+// A fixed team of threads that runs one program at a time, in step.
+//
+// Work is split by the threads' numbers, never by who comes first, so that results do not depend on timing. Waiting
+// spins for tens of microseconds and then sleeps, so that a busy neighbour or a CPU quota does not stall the team.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <thread>
+#include <vector>
+
+namespace octavo {
+
+class ThreadPool {
+ public:
+  explicit ThreadPool(int num_threads);  // the caller's thread is one of them; throws std::invalid_argument below 1
+  ~ThreadPool();
+  ThreadPool(const ThreadPool&) = delete;
+  ThreadPool& operator=(const ThreadPool&) = delete;
+
+  int size() const { return num_threads_; }
+
+  // body(thread) on every thread, thread 0 being the caller; returns when all are done. The body must not throw. Not
+  // reentrant: one caller at a time.
+  template <class Body>
+  void run(const Body& body) {
+    run_task([](const void* context, int thread) { (*static_cast<const Body*>(context))(thread); }, &body);
+  }
+
+  // To be called inside `run` by every thread equally often: none goes on before all have come.
+  void barrier();
+
+ private:
+  using Task = void (*)(const void* context, int thread);
+
+  void run_task(Task task, const void* context);
+  void work(int thread);
+  void wait_until_not(std::atomic<uint32_t>& word, uint32_t value);
+  void advance(std::atomic<uint32_t>& word);
+
+  const int num_threads_;
+  alignas(64) std::atomic<uint32_t> epoch_{0};       // grows with each run
+  alignas(64) std::atomic<uint32_t> generation_{0};  // grows with each barrier passed
+  alignas(64) std::atomic<int> arrived_{0};
+  alignas(64) std::atomic<int> sleepers_{0};
+  Task task_ = nullptr;
+  const void* context_ = nullptr;
+  bool stopping_ = false;
+  std::vector<std::thread> threads_;
+};
+
+// The share of [0, count) that falls to `thread` of `num_threads`: contiguous, in order, even to one.
+struct Share {
+  int64_t begin;
+  int64_t end;
+};
+constexpr Share share_of(int64_t count, int thread, int num_threads) {
+  return {count * thread / num_threads, count * (thread + 1) / num_threads};
+}
+
+}  // namespace octavo
