@@ -70,4 +70,5 @@ def bench_command(
     for line in table(figures):
         click.echo(line, err=as_json)
     if as_json:
-        click.echo(json.dumps({"machine": machine, "figures": {figure.name: figure.to_json() for figure in figures}}))
+        named = {figure.name: figure.to_json() for figure in figures}
+        click.echo(json.dumps({"machine": machine, "figures": named}, ensure_ascii=False))

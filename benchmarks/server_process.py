@@ -1,0 +1,99 @@
+"""A real `octavo serve` for the benchmarks: started as a user starts it, timed to its first healthy answer, weighed.
+
+Reads /proc, so Linux only. Refuses to leave a process behind: use it as a context manager.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import TracebackType
+
+from octavo.cli.machine import anonymous_bytes
+
+START_LIMIT_SECONDS = 180.0
+POLL_SECONDS = 0.01
+
+
+class ServerProcess:
+    """`with ServerProcess("smollm2", "--kv-cache-memory-bytes", "1GB") as server: server.ready_seconds, ...`."""
+
+    def __init__(self, model: str, *options: str) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self._port: int = free.getsockname()[1]
+        entry = "from octavo.cli.main import main; main()"
+        self._command = [sys.executable, "-c", entry, "serve", model, "--port", str(self._port), *options]
+        self.ready_seconds = 0.0
+
+    def __enter__(self) -> ServerProcess:
+        start = time.perf_counter()
+        self._process = subprocess.Popen(self._command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        try:
+            while not self._is_healthy():
+                if self._process.poll() is not None or time.perf_counter() - start > START_LIMIT_SECONDS:
+                    self._process.kill()
+                    output = self._process.communicate()[0].decode(errors="replace")
+                    raise SystemExit(f"octavo serve did not start:\n{output}")
+                time.sleep(POLL_SECONDS)
+        except BaseException:
+            self._process.kill()
+            raise
+        self.ready_seconds = time.perf_counter() - start
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._process.send_signal(signal.SIGINT)
+        try:
+            self._process.communicate(timeout=30)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.communicate()
+
+    def complete(self, prompt: str, max_tokens: int) -> str:
+        """One answer, to have the KV cache used a little."""
+        body = json.dumps({"prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True})
+        status, answer = self._request("POST", "/v1/completions", body)
+        if status != 200:
+            raise SystemExit(f"/v1/completions answered {status}: {answer}")
+        text: str = json.loads(answer)["choices"][0]["text"]
+        return text
+
+    def anonymous_bytes(self) -> tuple[int, int]:
+        """(of the engine process, of the server and all its children)."""
+        children = {pid: anonymous_bytes(pid) for pid in _descendants(self._process.pid)}
+        engine = sum(size for pid, size in children.items() if b"octavo.engine.process" in _command_line(pid))
+        return engine, anonymous_bytes(self._process.pid) + sum(children.values())
+
+    def _is_healthy(self) -> bool:
+        try:
+            return self._request("GET", "/health", None)[0] == 200
+        except OSError:
+            return False
+
+    def _request(self, method: str, path: str, body: str | None) -> tuple[int, str]:
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=60)
+        try:
+            connection.request(method, path, body, {"Content-Type": "application/json"})
+            response = connection.getresponse()
+            return response.status, response.read().decode()
+        finally:
+            connection.close()
+
+
+def _descendants(pid: int) -> list[int]:
+    children = [
+        int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()
+    ]
+    return children + [grandchild for child in children for grandchild in _descendants(child)]
+
+
+def _command_line(pid: int) -> bytes:
+    return Path(f"/proc/{pid}/cmdline").read_bytes()

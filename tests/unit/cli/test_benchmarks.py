@@ -1,0 +1,75 @@
+"""The benchmark programs run, on the fake model, and end with one JSON line. What they measure is not judged here."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from support.cli_runner import environment
+
+from octavo.cli.measure import Figure
+
+FOLDER = Path(__file__).resolve().parents[3] / "benchmarks"
+
+
+def last_line(program: str, *arguments: str) -> dict[str, Any]:
+    command = [sys.executable, str(FOLDER / f"{program}.py"), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=environment())
+    assert done.returncode == 0, done.stderr
+    value: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    assert value["benchmark"] == program
+    assert value["machine"]["cores"] >= 1
+    for figure in value["figures"].values():
+        assert min(figure["values"]) <= figure["median"] <= max(figure["values"])
+    return value
+
+
+@pytest.fixture
+def floor(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    spec = importlib.util.spec_from_file_location("floor", FOLDER / "floor.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_machine_program_measures_its_reads() -> None:
+    assert list(last_line("machine", "--repeats", "1")["figures"]) == ["read, 2 threads"]
+
+
+def test_the_scheduler_program_times_both_pools_and_the_look_up() -> None:
+    names = list(last_line("scheduler", "--quick")["figures"])
+    assert [name for name in names if "1,024 sequences" in name][1].endswith("pool 1,000,000")
+    assert "look-up alone, 8,192 tokens" in names
+
+
+def test_the_floor_program_measures_all_it_promises(floor: ModuleType) -> None:
+    value = last_line("floor", "--model", "fake", "--quick")
+    assert set(floor.FLOOR) - {"installed size"} <= set(value["figures"])
+    assert value["machine"]["model"] == "fake"
+    memory = value["figures"]["anonymous memory, idle"]
+    assert 0 < memory["engine_process_mb"] < memory["median"]
+
+
+def test_a_floor_is_met_or_missed_and_nothing_else_is_judged(floor: ModuleType) -> None:
+    assert floor.verdict(Figure("decode, 1 stream", "", [149.0])) == "floor 150: MISSED"
+    assert floor.verdict(Figure("decode, 1 stream", "", [150.0])) == "floor 150: met"
+    assert floor.verdict(Figure("ready", "", [3.0])) == "limit 3: MISSED"
+    assert floor.verdict(Figure("other", "", [1.0])) == ""
+
+
+def test_the_installed_size_leaves_out_what_every_environment_has(floor: ModuleType, tmp_path: Path) -> None:
+    packages = tmp_path / "lib" / "python3.11" / "site-packages"
+    for name, size in (("octavo/a.so", 5_000_000), ("pip/b.py", 9_000_000), ("setuptools-1.dist-info/c", 9_000_000)):
+        path = packages / name
+        path.parent.mkdir(parents=True)
+        path.write_bytes(b"x" * size)
+    assert floor.installed_size(tmp_path).median == pytest.approx(5.0, abs=0.1)
