@@ -11,9 +11,9 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from support.cli_runner import environment
 
 from octavo.cli.measure import Figure
+from support.cli_runner import environment
 
 FOLDER = Path(__file__).resolve().parents[3] / "benchmarks"
 
