@@ -201,5 +201,5 @@ def test_pickled_weights_alone_are_refused(tmp_path: Path) -> None:
 def test_several_files_without_an_index_are_refused(tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / f"{name}.safetensors").write_bytes(file_bytes({"a": entry()}, bytes(8)))
-    with pytest.raises(ModelFileError, match="2 .safetensors files"):
+    with pytest.raises(ModelFileError, match=r"2 \.safetensors files"):
         SafetensorsFiles(tmp_path)
