@@ -38,9 +38,7 @@ class AsyncEngine:
 
     def __init__(
         self,
-        process: asyncio.subprocess.Process,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
+        process: _Process,
         info: EngineInfo,
         *,
         heartbeat_limit_seconds: float = HEARTBEAT_LIMIT_SECONDS,
@@ -50,8 +48,6 @@ class AsyncEngine:
         self.died = asyncio.Event()  # set when the engine ended without being asked to
         self.failure = ""  # why, for people
         self._process = process
-        self._reader = reader
-        self._writer = writer
         self._heartbeat_limit_seconds = heartbeat_limit_seconds
         self._max_unread_bytes = max_unread_bytes
         self._mailboxes: dict[str, Mailbox] = {}
@@ -74,12 +70,12 @@ class AsyncEngine:
 
         Raises what the process reports (ConfigError, ModelFileError), or EngineDead when it ends without a word.
         """
-        process, reader, writer = await _spawn(command)
+        process = await _Process.spawn(command)
         try:
-            writer.write(frames.encode(frames.Start(config)))
-            info = await _until_ready(reader, progress)
+            process.sender.send(frames.encode(frames.Start(config)))
+            info = await _until_ready(process.reader, progress)
         except BaseException as error:
-            await _end_process(process, writer, timeout_seconds=0.0)
+            await process.end(timeout_seconds=0.0)
             if isinstance(error, OSError):
                 raise EngineDead(_ENDED_EARLY) from error
             if isinstance(error, frames.FrameError):
@@ -87,8 +83,6 @@ class AsyncEngine:
             raise
         return cls(
             process,
-            reader,
-            writer,
             info,
             heartbeat_limit_seconds=heartbeat_limit_seconds,
             max_unread_bytes=max_unread_bytes,
@@ -153,15 +147,15 @@ class AsyncEngine:
         """Ends the process (SIGTERM, after the timeout SIGKILL) and every iterator. Idempotent."""
         self._is_stopping = True
         self._fail_all(EngineDead("the server is shutting down; try another one"))
-        await _end_process(self._process, self._writer, timeout_seconds=timeout_seconds)
+        await self._process.end(timeout_seconds=timeout_seconds)
         await asyncio.wait([self._reading])
 
     def _send(self, frame: bytes) -> None:
-        if self._is_stopping or self.died.is_set() or self._writer.is_closing():
+        if self._is_stopping or self.died.is_set():
             raise EngineDead(self.failure or "the engine process is not running; restart the server")
-        if self._writer.transport.get_write_buffer_size() > MAX_UNSENT_BYTES:
+        if self._process.sender.num_unsent_bytes > MAX_UNSENT_BYTES:
             raise QueueFull("the engine takes no more requests for the moment; try again later")
-        self._writer.write(frame)
+        self._process.sender.send(frame)
 
     def _abort_quietly(self, request_id: str) -> None:
         with contextlib.suppress(OctavoError):  # a dead engine has nothing to abort
@@ -171,7 +165,7 @@ class AsyncEngine:
         """Until the channel ends: the life of the engine as seen from here."""
         reason = ""
         try:
-            while (message := await frames.read_frame(self._reader)) is not None:
+            while (message := await frames.read_frame(self._process.reader)) is not None:
                 self._heard_time = time.monotonic()
                 if isinstance(message, frames.Fatal):
                     reason = message.message
@@ -188,9 +182,8 @@ class AsyncEngine:
         if self._is_stopping:
             return
         self.failure = "the engine process ended" + (f" ({reason})" if reason else "") + "; restart the server"
-        with contextlib.suppress(ProcessLookupError):
-            self._process.kill()
-        self._writer.close()
+        self._process.signal(signal.SIGKILL)
+        self._process.close_channel()
         self.died.set()
         self._fail_all(EngineDead(self.failure))
 
@@ -217,20 +210,57 @@ class AsyncEngine:
             mailbox.fail(error)
 
 
-async def _spawn(
-    command: Sequence[str],
-) -> tuple[asyncio.subprocess.Process, asyncio.StreamReader, asyncio.StreamWriter]:
-    ours, theirs = socket.socketpair()
-    try:
-        with theirs:
-            process = await asyncio.create_subprocess_exec(
-                *command, str(theirs.fileno()), pass_fds=(theirs.fileno(),), stdin=asyncio.subprocess.DEVNULL
-            )
-        reader, writer = await asyncio.open_unix_connection(sock=ours)
-    except BaseException:
-        ours.close()
-        raise
-    return process, reader, writer
+class _Process:
+    """The child and our end of the channel: one socket to read, a duplicate to write."""
+
+    def __init__(
+        self,
+        process: asyncio.subprocess.Process,
+        reader: asyncio.StreamReader,
+        transport: asyncio.StreamWriter,
+        sender: frames.FrameSender,
+    ) -> None:
+        self.pid = process.pid
+        self.reader = reader
+        self.sender = sender
+        self._process = process
+        self._transport = transport  # of the reader; nothing is written through it
+
+    @classmethod
+    async def spawn(cls, command: Sequence[str]) -> _Process:
+        ours, theirs = socket.socketpair()
+        try:
+            with theirs:
+                process = await asyncio.create_subprocess_exec(
+                    *command, str(theirs.fileno()), pass_fds=(theirs.fileno(),), stdin=asyncio.subprocess.DEVNULL
+                )
+            sender = frames.FrameSender(ours.dup())
+            reader, transport = await asyncio.open_unix_connection(sock=ours)
+        except BaseException:
+            ours.close()
+            raise
+        return cls(process, reader, transport, sender)
+
+    def signal(self, number: signal.Signals) -> None:
+        """Nothing when it has ended already."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send_signal(number)
+
+    def close_channel(self) -> None:
+        self.sender.close()
+        self._transport.close()
+
+    async def end(self, *, timeout_seconds: float) -> None:
+        """SIGTERM, and SIGKILL after the timeout (0: at once); returns when the process is gone. Idempotent."""
+        self.signal(signal.SIGTERM if timeout_seconds > 0 else signal.SIGKILL)
+        try:
+            await asyncio.wait_for(self._process.wait(), timeout_seconds or None)
+        except TimeoutError:
+            self.signal(signal.SIGKILL)
+            await self._process.wait()
+        self.close_channel()
+        with contextlib.suppress(OSError):
+            await self._transport.wait_closed()
 
 
 async def _until_ready(reader: asyncio.StreamReader, progress: ProgressCallback | None) -> EngineInfo:
@@ -250,19 +280,3 @@ async def _until_ready(reader: asyncio.StreamReader, progress: ProgressCallback 
             case _:
                 raise frames.FrameError(f"{type(message).__name__} came before the engine was ready")
     raise EngineDead(_ENDED_EARLY)
-
-
-async def _end_process(
-    process: asyncio.subprocess.Process, writer: asyncio.StreamWriter, *, timeout_seconds: float
-) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        process.send_signal(signal.SIGTERM if timeout_seconds > 0 else signal.SIGKILL)
-    try:
-        await asyncio.wait_for(asyncio.shield(process.wait()), timeout_seconds or STOP_TIMEOUT_SECONDS)
-    except TimeoutError:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-        await process.wait()
-    writer.close()
-    with contextlib.suppress(OSError):
-        await writer.wait_closed()

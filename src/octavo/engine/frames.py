@@ -38,6 +38,7 @@ from octavo.outputs import SequenceDelta
 MAX_FRAME_BYTES: Final = 64 * 2**20
 HEADER_BYTES: Final = 4
 _READ_BYTES: Final = 256 * 2**10
+_SEND_BYTES: Final = 2**20
 _MAX_READ_BYTES_A_TURN: Final = 4 * 2**20  # so that a flood of requests cannot hold up the step loop
 
 _ERROR_KINDS: Final = {
@@ -173,6 +174,55 @@ async def read_frame(reader: asyncio.StreamReader) -> FromEngine | None:
     return decode_from_engine(body)
 
 
+class FrameSender:
+    """The server's way out, on the running event loop. Owns its socket, and never waits: what the socket does not take
+    now leaves when it can. An engine that is gone swallows everything quietly; its end is told by reading alone, so
+    that its last words are heard even when a write failed before.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        self._socket = sock
+        self._outbox = bytearray()
+        self._loop = asyncio.get_running_loop()
+        self._is_waiting = False  # for the socket to become writable
+
+    @property
+    def num_unsent_bytes(self) -> int:
+        return len(self._outbox)
+
+    def send(self, frame: bytes) -> None:
+        self._outbox += frame
+        if not self._is_waiting:
+            self._flush()
+
+    def close(self) -> None:
+        """Idempotent; what was not sent is dropped."""
+        self._wait(False)
+        self._outbox.clear()
+        self._socket.close()
+
+    def _flush(self) -> None:
+        try:
+            while self._outbox:
+                sent = self._socket.send(memoryview(self._outbox)[:_SEND_BYTES])
+                del self._outbox[:sent]
+        except BlockingIOError:
+            self._wait(True)
+            return
+        except OSError:
+            self._outbox.clear()
+        self._wait(False)
+
+    def _wait(self, wanted: bool) -> None:
+        if wanted != self._is_waiting:
+            self._is_waiting = wanted
+            if wanted:
+                self._loop.add_writer(self._socket, self._flush)
+            else:
+                self._loop.remove_writer(self._socket)
+
+
 class EngineChannel:
     """The engine process's end: never blocks unless asked to wait, holds at most one frame beyond `max_outbox_bytes`.
 
@@ -250,7 +300,7 @@ class EngineChannel:
     def _flush(self) -> None:
         while self._outbox and not self.is_closed:
             try:
-                sent = self._socket.send(memoryview(self._outbox)[: 2**20])
+                sent = self._socket.send(memoryview(self._outbox)[:_SEND_BYTES])
             except BlockingIOError:
                 return
             except OSError:

@@ -11,8 +11,7 @@ after `generate` returns or raises, no request of it is left in the engine.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -20,6 +19,7 @@ from octavo.config import DEFAULT_MODEL, EngineConfig
 from octavo.engine.build import build_engine, make_chat_template
 from octavo.engine.engine_request import EngineRequest, new_request_id
 from octavo.engine.info import EngineInfo, EngineStats
+from octavo.engine.interrupt import Interrupt
 from octavo.errors import BadRequest
 from octavo.outputs import CompletionOutput, RequestOutput, SequenceDelta
 from octavo.sampling_params import SamplingParams
@@ -124,37 +124,80 @@ class LLM:
         self, wanted: Sequence[RequestOutput], params: Sequence[SamplingParams], show_progress: bool
     ) -> list[RequestOutput]:
         """Keeps the engine's queue filled and collects; ends whatever is left when it is interrupted."""
+        pairs = list(zip(wanted, params, strict=True))
+        for output, sampling in pairs:
+            self._engine.check_request(_request(output, sampling))
         by_id = {output.request_id: output for output in wanted}
-        waiting = list(zip(wanted, params, strict=True))[::-1]
-        num_open = {output.request_id: sampling.n for output, sampling in zip(wanted, params, strict=True)}
         max_live = min(2 * self.info.max_num_seqs, self._config.max_queue)  # enough to keep every row busy
-        bar = _progress_bar(len(wanted)) if show_progress else None
-        try:
-            with bar if bar is not None else nullcontext():
-                for output, sampling in zip(wanted, params, strict=True):
-                    self._engine.check_request(_request(output, sampling))
-                live: set[str] = set()
-                while waiting or live:
-                    while waiting and len(live) < max_live:
+        num_open: dict[str, int] = {}  # samples that go on, of each request in the engine
+        waiting = pairs[::-1]
+        with Interrupt() as interrupt, _Bar(len(pairs) if show_progress else 0) as bar:
+            try:
+                while waiting or num_open:
+                    while waiting and len(num_open) < max_live:
                         output, sampling = waiting.pop()
                         _open_samples(output, sampling)
                         self._engine.add_request(_request(output, sampling))
-                        live.add(output.request_id)
-                    for delta in self._engine.step():
+                        num_open[output.request_id] = sampling.n
+                    for delta in self._step():
                         _collect(by_id[delta.request_id], delta)
                         if delta.finish_reason is not None:
                             num_open[delta.request_id] -= 1
                             if num_open[delta.request_id] == 0:
-                                live.discard(delta.request_id)
-                                if bar is not None:
-                                    bar.advance(bar.task_ids[0])
-        finally:
-            for request_id in by_id:
-                self._engine.abort(request_id)
-            while self._engine.has_unfinished:
-                self._engine.step()
-            self._engine.check_idle()
+                                del num_open[delta.request_id]
+                                bar.advance()
+                    if interrupt.asked:
+                        raise KeyboardInterrupt
+            finally:
+                self._drain(num_open)
         return list(wanted)
+
+    def _step(self) -> list[SequenceDelta]:
+        """What breaks a step breaks the engine: it is closed, so that nobody goes on with it."""
+        try:
+            return self._engine.step()
+        except BaseException:
+            self.close()
+            raise
+
+    def _drain(self, request_ids: Iterable[str]) -> None:
+        """Leaves no request behind."""
+        if self._is_closed:
+            return
+        for request_id in request_ids:
+            self._engine.abort(request_id)
+        while self._engine.has_unfinished:
+            self._step()
+        self._engine.check_idle()
+
+
+class _Bar:
+    """Progress over requests on stderr, or nothing for a total of 0. rich is imported only when it shows."""
+
+    def __init__(self, total: int) -> None:
+        self._total = total
+        self._progress: Progress | None = None
+
+    def __enter__(self) -> Self:
+        if self._total:
+            from rich.console import Console
+            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+
+            columns = ("requests", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+            self._progress = Progress(*columns, console=Console(stderr=True), transient=True)
+            self._progress.start()
+            self._task = self._progress.add_task("requests", total=self._total)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+
+    def advance(self) -> None:
+        if self._progress is not None:
+            self._progress.advance(self._task)
 
 
 def _request(output: RequestOutput, sampling: SamplingParams) -> EngineRequest:
@@ -199,13 +242,3 @@ def _collect(output: RequestOutput, delta: SequenceDelta) -> None:
     if delta.prompt_logprobs is not None:
         output.prompt_logprobs = list(delta.prompt_logprobs)
     sample.error = delta.error
-
-
-def _progress_bar(total: int) -> Progress:
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
-
-    columns = ("requests", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    bar = Progress(*columns, console=Console(stderr=True), transient=True)
-    bar.add_task("requests", total=total)
-    return bar

@@ -172,3 +172,27 @@ def test_the_servers_end_tells_a_clean_end_from_a_torn_frame() -> None:
     for cut in (2, 4, 30, len(whole) - 1):
         with pytest.raises(frames.FrameError):
             asyncio.run(read(whole[:cut]))
+
+
+def test_the_servers_way_out_never_waits_and_loses_nothing() -> None:
+    async def scenario() -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            sender = frames.FrameSender(ours)
+            sent = [frames.Add(dataclasses.replace(REQUEST, client_id=str(i) * 50_000)) for i in range(9)]
+            for message in sent:
+                sender.send(frames.encode(message))
+            assert sender.num_unsent_bytes > 0
+            channel, got = frames.EngineChannel(theirs), []
+            while len(got) < len(sent):
+                got += channel.receive()
+                await asyncio.sleep(0)
+            assert got == sent
+            assert sender.num_unsent_bytes == 0
+            theirs.close()
+            sender.send(frames.encode(frames.Abort("to nobody")))
+            assert sender.num_unsent_bytes == 0
+            sender.close()
+            sender.close()
+
+    asyncio.run(scenario())

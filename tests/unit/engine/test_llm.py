@@ -1,0 +1,161 @@
+"""`LLM` with the fake model: order, defaults, errors, interruption."""
+
+import signal
+import threading
+
+import pytest
+
+import octavo
+from octavo import LLM, BadRequest, ConfigError, ModelFileError, SamplingParams
+from octavo.engine.interrupt import Interrupt
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=12)
+
+
+@pytest.fixture
+def llm():  # type: ignore[no-untyped-def]
+    with LLM("fake", max_num_seqs=4, max_model_len=128) as made:
+        yield made
+
+
+def test_results_come_in_the_order_of_the_prompts(llm: LLM) -> None:
+    prompts = ["one", "two", list(b"three"), "four"]
+    lengths = [9, 3, 6, 1]
+    outputs = llm.generate(prompts, [SamplingParams(max_tokens=n) for n in lengths])
+    assert [output.prompt for output in outputs] == ["one", "two", None, "four"]
+    assert [output.prompt_token_ids for output in outputs] == [
+        list(b"one"),
+        list(b"two"),
+        list(b"three"),
+        list(b"four"),
+    ]
+    assert [len(output.outputs[0].token_ids) for output in outputs] == lengths
+    assert {output.outputs[0].finish_reason for output in outputs} == {"length"}
+
+
+def test_more_prompts_than_the_engine_takes_at_once_are_fed_bit_by_bit() -> None:
+    with LLM("fake", max_num_seqs=2, max_queue=1) as llm:
+        texts = [output.outputs[0].text for output in llm.generate([f"p{i}" for i in range(30)], GREEDY)]
+        assert texts == [llm.generate(f"p{i}", GREEDY)[0].outputs[0].text for i in range(30)]
+
+
+def test_one_prompt_needs_no_list_and_ids_are_one_prompt(llm: LLM) -> None:
+    assert llm.generate("ab", GREEDY)[0].outputs[0].text == llm.generate([97, 98], GREEDY)[0].outputs[0].text
+    assert llm.generate([], GREEDY) == []
+
+
+def test_samples_logprobs_and_prompt_logprobs_are_collected(llm: LLM) -> None:
+    asked = SamplingParams(n=3, seed=1, max_tokens=5, logprobs=1, prompt_logprobs=0)
+    (output,) = llm.generate("prompt", asked)
+    assert [sample.index for sample in output.outputs] == [0, 1, 2]
+    assert all(len(sample.logprobs or []) == 5 for sample in output.outputs)
+    assert output.prompt_logprobs is not None
+    assert (len(output.prompt_logprobs), output.prompt_logprobs[0]) == (6, None)
+
+
+def test_without_parameters_it_goes_on_until_the_context_is_full(llm: LLM) -> None:
+    (output,) = llm.generate("p" * 100)
+    assert (len(output.outputs[0].token_ids), output.outputs[0].finish_reason) == (28, "length")
+
+
+def test_chat_renders_the_template(llm: LLM) -> None:
+    messages = [{"role": "user", "content": "hi"}]
+    (output,) = llm.chat(messages, GREEDY)
+    assert output.prompt == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+    assert output.prompt_token_ids[0] == 258
+    both = llm.chat([messages, messages], GREEDY)
+    assert [each.outputs[0].text for each in both] == [output.outputs[0].text] * 2
+
+
+def test_a_bad_prompt_is_refused_before_anything_runs(llm: LLM) -> None:
+    with pytest.raises(BadRequest, match="prompt has 200 tokens"):
+        llm.generate(["fine", "p" * 200], GREEDY)
+    assert llm.stats().num_steps == 0
+    with pytest.raises(BadRequest, match="2 sampling_params for 1 prompts"):
+        llm.generate("p", [GREEDY, GREEDY])
+    with pytest.raises(BadRequest, match="empty"):
+        llm.generate("", GREEDY)
+
+
+def test_wrong_options_name_the_right_ones() -> None:
+    with pytest.raises(ConfigError, match="did you mean max_model_len"):
+        LLM("fake", max_model_length=5)
+    with pytest.raises(ModelFileError, match="smollm"):
+        LLM("smolm")
+
+
+def test_an_interrupt_ends_the_requests_between_steps_and_the_engine_goes_on(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = llm.generate("again", GREEDY)[0].outputs[0].text
+    step, steps = llm._engine.step, 0
+
+    def interrupted_step():  # type: ignore[no-untyped-def]
+        nonlocal steps
+        steps += 1
+        if steps == 3:
+            signal.raise_signal(signal.SIGINT)
+        return step()
+
+    monkeypatch.setattr(llm._engine, "step", interrupted_step)
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate(["a", "b", "c"], SamplingParams(max_tokens=100, n=2))
+    stats = llm.stats()
+    assert (stats.num_requests_running, stats.num_requests_waiting, stats.num_blocks_used) == (0, 0, 0)
+    assert llm.generate("again", GREEDY)[0].outputs[0].text == expected
+
+
+def test_a_second_interrupt_does_not_wait() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    with Interrupt() as interrupt:
+        signal.raise_signal(signal.SIGINT)
+        assert interrupt.asked
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_it_works_in_a_thread_that_is_not_the_main_one(llm: LLM) -> None:
+    got: list[str] = []
+    thread = threading.Thread(target=lambda: got.append(llm.generate("p", GREEDY)[0].outputs[0].text))
+    thread.start()
+    thread.join()
+    assert len(got[0]) > 0
+
+
+def test_a_step_that_breaks_closes_it(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(plan: object) -> None:
+        raise OSError("the arena is gone")
+
+    monkeypatch.setattr(llm._engine.executor, "execute", broken)
+    with pytest.raises(OSError, match="arena"):
+        llm.generate("p", GREEDY)
+    with pytest.raises(BadRequest, match="closed"):
+        llm.generate("p", GREEDY)
+    llm.close()
+
+
+def test_the_bar_shows_on_stderr_when_asked(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
+    llm.generate(["a", "b"], GREEDY)
+    assert capsys.readouterr().err == ""
+    llm.generate(["a", "b"], GREEDY, progress=True)
+    assert capsys.readouterr().out == ""
+
+
+def test_the_info_tells_what_was_decided(llm: LLM) -> None:
+    info = llm.info
+    assert (info.model, info.executor, info.max_model_len) == ("fake", "fake", 128)
+    assert info.kv_cache_tokens == info.num_blocks * 16
+    assert info.num_full_length_sequences == 4.0
+
+
+def test_the_public_names_are_these() -> None:
+    assert octavo.__all__ == [
+        "LLM", "BadRequest", "CompletionOutput", "ConfigError", "EngineConfig", "EngineDead", "InternalError",
+        "ModelFileError", "NotFound", "OctavoError", "QueueFull", "RequestError", "RequestOutput", "SamplingParams",
+        "__version__",
+    ]  # fmt: skip
+    assert all(getattr(octavo, name) is not None for name in octavo.__all__)
+    assert dir(octavo) == sorted(octavo.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = octavo.nothing
