@@ -222,7 +222,8 @@ def _block_lines(notation: Notation, step: Step, sequence: SequenceView, logical
     ]
     number = click.style(pad(notation.physical(block), 9), fg=_COLOURS[block % len(_COLOURS)])
     head = f"  {pad('', LABEL)}{logical:>7} -> {number} "
-    per_line = max(1, (COLUMNS - LABEL - HEAD - 4) // (cell + 3))
+    num_lines = -(-size // max(1, (COLUMNS - LABEL - HEAD - 4) // (cell + 3)))
+    per_line = -(-size // num_lines)
     for begin in range(0, size, per_line):
         line = f"{head}| {' | '.join(cells[begin : begin + per_line])} |"
         head = " " * (2 + LABEL + HEAD)
