@@ -114,6 +114,13 @@ def perplexity(model: Any, ids: list[int]) -> float:
     return math.exp(total / count)
 
 
+def one_line_a_prompt(result: dict[str, Any]) -> str:
+    """JSON whose differences can be read."""
+    fields = [f'"{key}": {json.dumps(value, ensure_ascii=False)}' for key, value in result.items() if key != "prompts"]
+    prompts = ",\n".join("  " + json.dumps(prompt, ensure_ascii=False) for prompt in result["prompts"])
+    return "{\n " + ",\n ".join(fields) + f',\n "prompts": [\n{prompts}\n ]\n}}\n'
+
+
 def main(gguf_path: Path, text_path: Path, out_path: Path) -> None:
     import torch
     import transformers
@@ -149,8 +156,7 @@ def main(gguf_path: Path, text_path: Path, out_path: Path) -> None:
         },
         "prompts": prompts,
     }
-    lines = json.dumps(result, ensure_ascii=False, indent=1)
-    out_path.write_text(lines + "\n", encoding="utf-8")
+    out_path.write_text(one_line_a_prompt(result), encoding="utf-8")
     print(f"perplexity {found:.4f}; wrote {out_path}")
 
 
