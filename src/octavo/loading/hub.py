@@ -32,7 +32,6 @@ def fetch_hub_model(hub_id: HubId, folder: Path, report: Progress, endpoint: str
     `endpoint`: another hub than HF_ENDPOINT or the public one.
     """
     from huggingface_hub import HfApi
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
         info = HfApi(endpoint=endpoint).model_info(hub_id.repo_id, files_metadata=True)
@@ -42,7 +41,9 @@ def fetch_hub_model(hub_id: HubId, folder: Path, report: Progress, endpoint: str
         sizes = {str(sibling.rfilename): int(sibling.size or 0) for sibling in info.siblings or ()}
         chosen = choose_files(hub_id, sizes)
         _download(hub_id, folder, commit, chosen, {name: sizes[name] for name in chosen}, report, endpoint)
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError, RuntimeError, ValueError) as error:
+    except ModelFileError:
+        raise
+    except Exception as error:  # the client's own, and those of whichever HTTP library its version stands on
         reason = str(error).strip().splitlines() or [type(error).__name__]
         raise ModelFileError(f"{hub_id.repo_id} could not be fetched from the hub: {reason[0][:300]}") from error
     _write_note(folder, hub_id, commit, chosen)
