@@ -54,7 +54,14 @@ def fake_hub(repositories: Mapping[str, Mapping[str, bytes]]) -> Iterator[FakeHu
             if parts[:2] == ["api", "models"] and "/".join(parts[2:4]) in hub.repositories:
                 name = "/".join(parts[2:4])
                 siblings = [{"rfilename": f, "size": len(c)} for f, c in hub.repositories[name].items()]
-                info = {"id": name, "modelId": name, "sha": hub.commit, "siblings": siblings, "tags": [], "private": False}
+                info = {
+                    "id": name,
+                    "modelId": name,
+                    "sha": hub.commit,
+                    "siblings": siblings,
+                    "tags": [],
+                    "private": False,
+                }
                 return 200, json.dumps(info).encode(), {"Content-Type": "application/json"}
             files = hub.repositories.get("/".join(parts[:2]), {})
             content = files.get("/".join(parts[4:])) if parts[2:4] == ["resolve", hub.commit] else None

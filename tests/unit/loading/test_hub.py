@@ -9,11 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.fake_hub import COMMIT, fake_hub
 
 from octavo.errors import ModelFileError
 from octavo.loading.hub import NOTE_NAME, choose_files, fetch_hub_model, stored_hub_model, stored_hub_names
 from octavo.loading.model_names import HubId, parse_hub_id
+from support.fake_hub import COMMIT, fake_hub
 
 SAFE = {
     "config.json": b"{}",
@@ -29,7 +29,12 @@ SAFE = {
     "onnx/model.safetensors": b"no",
 }
 GGUF = {"a-Q4_0.gguf": b"GGUF-a", "sub/b-Q8_0.gguf": b"GGUF-b", "../up.gguf": b"no", "README.md": b"hello"}
-REPOSITORIES = {"team/safe": SAFE, "team/one": {"only.gguf": b"GGUF-only"}, "team/many": GGUF, "team/bin": {"config.json": b"{}", "m.bin": b"x"}}
+REPOSITORIES = {
+    "team/safe": SAFE,
+    "team/one": {"only.gguf": b"GGUF-only"},
+    "team/many": GGUF,
+    "team/bin": {"config.json": b"{}", "m.bin": b"x"},
+}
 
 
 def silent(done: int, total: int, text: str) -> None:
@@ -46,12 +51,21 @@ def test_a_folder_is_fetched_whole_without_code_and_pickles(tmp_path: Path) -> N
     reports: list[tuple[int, int]] = []
     folder = tmp_path / "team--safe"
     with fake_hub(REPOSITORIES) as hub:
-        path = fetch_hub_model(hub_id("team/safe"), folder, lambda done, total, text: reports.append((done, total)), hub.endpoint)
+        path = fetch_hub_model(
+            hub_id("team/safe"), folder, lambda done, total, text: reports.append((done, total)), hub.endpoint
+        )
         fetched = [request for request in hub.requests if "/resolve/" in request]
     assert path == folder
     assert (folder / "model.safetensors").read_bytes() == SAFE["model.safetensors"]
     ours = {p.name for p in folder.iterdir() if not p.name.startswith(".")}
-    assert ours == {"config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "model.safetensors"}
+    assert ours == {
+        "config.json",
+        "generation_config.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "chat_template.jinja",
+        "model.safetensors",
+    }
     assert not (tmp_path / "escape.json").exists()
     assert all(f"/resolve/{COMMIT}/" in request for request in fetched)  # one commit for every file
     assert json.loads((folder / NOTE_NAME).read_text())["commit"] == COMMIT
@@ -63,17 +77,27 @@ def test_a_folder_is_fetched_whole_without_code_and_pickles(tmp_path: Path) -> N
 
 def test_gguf_files_are_fetched_by_name_or_where_there_is_one(tmp_path: Path) -> None:
     with fake_hub(REPOSITORIES) as hub:
-        assert fetch_hub_model(hub_id("team/one"), tmp_path / "team--one", silent, hub.endpoint).read_bytes() == b"GGUF-only"
+        assert (
+            fetch_hub_model(hub_id("team/one"), tmp_path / "team--one", silent, hub.endpoint).read_bytes()
+            == b"GGUF-only"
+        )
         many = tmp_path / "team--many"
         for name in ("a-Q4_0.gguf", "sub/b-Q8_0.gguf"):
             path = fetch_hub_model(hub_id(f"team/many:{name}"), many, silent, hub.endpoint)
             assert path == many / name
             assert path.read_bytes() == GGUF[name]
-        with pytest.raises(ModelFileError, match=r"several .gguf files; name one as team/many:FILE; its .gguf files: a-Q4_0.gguf, sub/b"):
+        with pytest.raises(
+            ModelFileError,
+            match=r"several .gguf files; name one as team/many:FILE; its .gguf files: a-Q4_0.gguf, sub/b",
+        ):
             fetch_hub_model(hub_id("team/many"), many, silent, hub.endpoint)
         with pytest.raises(ModelFileError, match="has no file 'c.gguf'"):
             fetch_hub_model(hub_id("team/many:c.gguf"), many, silent, hub.endpoint)
-    assert sorted(stored_hub_names(tmp_path)) == ["team/many:a-Q4_0.gguf", "team/many:sub/b-Q8_0.gguf", "team/one:only.gguf"]
+    assert sorted(stored_hub_names(tmp_path)) == [
+        "team/many:a-Q4_0.gguf",
+        "team/many:sub/b-Q8_0.gguf",
+        "team/one:only.gguf",
+    ]
     assert stored_hub_model(many, None) is None  # two: which is not said
     assert stored_hub_model(many, "a-Q4_0.gguf") == many / "a-Q4_0.gguf"
 
@@ -84,12 +108,25 @@ def test_pickled_weights_alone_are_refused() -> None:
 
 
 def test_shards_come_with_their_index() -> None:
-    names = ["config.json", "model.safetensors.index.json", "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
-    assert choose_files(hub_id("a/b"), dict.fromkeys([*names, "consolidated.safetensors", "x/model-1-of-2.safetensors"], 1)) == names
+    names = [
+        "config.json",
+        "model.safetensors.index.json",
+        "model-00001-of-00002.safetensors",
+        "model-00002-of-00002.safetensors",
+    ]
+    assert (
+        choose_files(
+            hub_id("a/b"), dict.fromkeys([*names, "consolidated.safetensors", "x/model-1-of-2.safetensors"], 1)
+        )
+        == names
+    )
 
 
 def test_the_hubs_refusal_names_the_id(tmp_path: Path) -> None:
-    with fake_hub(REPOSITORIES) as hub, pytest.raises(ModelFileError, match=r"^team/none could not be fetched from the hub: "):
+    with (
+        fake_hub(REPOSITORIES) as hub,
+        pytest.raises(ModelFileError, match=r"^team/none could not be fetched from the hub: "),
+    ):
         fetch_hub_model(hub_id("team/none"), tmp_path / "x", silent, hub.endpoint)
     with pytest.raises(ModelFileError, match="could not be fetched"):
         fetch_hub_model(hub_id("team/safe"), tmp_path / "x", silent, "http://127.0.0.1:9")
@@ -119,9 +156,20 @@ def test_resolve_fetches_a_hub_id_once_from_hf_endpoint(tmp_path: Path) -> None:
         "files = resolve('team/one', home=Path(sys.argv[1])); print(files.kind, files.path.name, files.name)"
     )
     with fake_hub(REPOSITORIES) as hub:
-        environment = {**os.environ, "HF_ENDPOINT": hub.endpoint, "PYTHONPATH": os.pathsep.join(sys.path), "HF_HOME": str(tmp_path / "hf")}
+        environment = {
+            **os.environ,
+            "HF_ENDPOINT": hub.endpoint,
+            "PYTHONPATH": os.pathsep.join(sys.path),
+            "HF_HOME": str(tmp_path / "hf"),
+        }
         for _ in range(2):
             asked = len(hub.requests)
-            done = subprocess.run([sys.executable, "-c", program, str(tmp_path)], env=environment, capture_output=True, text=True, check=False)
+            done = subprocess.run(
+                [sys.executable, "-c", program, str(tmp_path)],
+                env=environment,
+                capture_output=True,
+                text=True,
+                check=False,
+            )
             assert (done.returncode, done.stdout) == (0, "gguf only.gguf team/one\n"), done.stderr
         assert len(hub.requests) == asked  # the second time the network was not asked

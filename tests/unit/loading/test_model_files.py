@@ -130,7 +130,9 @@ def test_without_any_pip_the_message_says_so(tmp_path: Path, pip: Path, monkeypa
         pull("toy", home=tmp_path)
 
 
-def test_an_environment_without_pip_falls_back_to_one_on_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_environment_without_pip_falls_back_to_one_on_the_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     script = tmp_path / "pip"
     script.write_text("#!/bin/sh\n")
     script.chmod(0o755)
