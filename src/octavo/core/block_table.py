@@ -5,6 +5,7 @@ Written by `KVCacheManager` only; the scheduler reads `num_slots`. Refuses to co
     positions      0 .. bs-1 | bs .. 2bs-1 | ...
     blocks[g]      [ None    ,  Block 7    , Block 3 ]        None: fell out of the group's sliding window
     num_published  full blocks that were offered to the prefix cache
+    publish_at     once this many tokens are computed, another block is full
     num_slots      positions below it can be written without asking the manager: the blocks exist and are not shared
 """
 
@@ -16,13 +17,14 @@ from octavo.core.block import NULL_BLOCK, Block, BlockId, SeqId
 class BlockTables:
     """The tables of one sequence. All groups have equal length, at most one block of them partly filled."""
 
-    __slots__ = ("blocks", "has_row", "num_dropped", "num_published", "num_slots", "seq_id")
+    __slots__ = ("blocks", "has_row", "num_dropped", "num_published", "num_slots", "publish_at", "seq_id")
 
     def __init__(self, seq_id: SeqId, blocks: tuple[list[Block | None], ...]) -> None:
         self.seq_id = seq_id
         self.blocks = blocks  # [group][logical block]
         self.num_dropped = [_leading_none(table) for table in blocks]  # [group] leading entries that are None
         self.num_published = 0
+        self.publish_at = 0
         self.num_slots = 0
         self.has_row = False  # the executor was told these tables: changes must be told too
 

@@ -33,7 +33,7 @@ class Committer:
         """Updates in the plan's order; the samples of a fork follow each other. Mutates `sequences`."""
         updates: list[SequenceUpdate] = []
         append = updates.append
-        finished, block_size, caching = Status.FINISHED, self._config.block_size, self._config.enable_prefix_caching
+        finished, caching = Status.FINISHED, self._config.enable_prefix_caching
         tokens, logprobs, failed, place = result.token_ids, result.logprobs, result.failed, 0
         for sequence, count, draws in zip(sequences, plan.num_scheduled_tokens, plan.num_samples, strict=True):
             drawn_at, place = place, place + draws
@@ -45,31 +45,33 @@ class Committer:
             if failed and sequence.seq_id in failed:
                 self._end_whole(sequence, "error", failed[sequence.seq_id], updates)
                 continue
-            before = sequence.num_computed_tokens
-            computed = sequence.num_computed_tokens = before + count
-            if caching and computed // block_size != before // block_size:
+            sequence.num_computed_tokens += count
+            if caching and sequence.num_computed_tokens >= sequence.tables.publish_at:  # type: ignore[union-attr]
                 self._publish(sequence)
             if draws != 1 or sequence.num_draws != 1 or sequence.prompt_logprobs is not None:
                 self._commit_prompt(sequence, result, drawn_at, draws, updates)
                 continue
             token_id = tokens[drawn_at]
-            sequence.token_ids.append(token_id)
-            length = len(sequence.token_ids)
-            entry = (logprobs[drawn_at],) if drawn_at in logprobs else ()
-            if length < sequence.max_num_tokens and token_id not in sequence.end_token_ids:
-                request = sequence.request
-                append(
-                    SequenceUpdate(
-                        request.request_id,
-                        sequence.seq_id,
-                        sequence.index,
-                        (token_id,),
-                        entry,
-                        num_cached_tokens=request.num_cached_tokens,
-                    )
-                )
-            else:
+            token_ids = sequence.token_ids
+            token_ids.append(token_id)
+            entry = (logprobs[drawn_at],) if logprobs and drawn_at in logprobs else ()
+            if token_id in sequence.end_token_ids or len(token_ids) >= sequence.max_num_tokens:
                 append(self._tell(sequence, entry, None))
+                continue
+            request = sequence.request
+            append(
+                SequenceUpdate(
+                    request.request_id,
+                    sequence.seq_id,
+                    sequence.index,
+                    (token_id,),
+                    entry,
+                    None,
+                    None,
+                    None,
+                    request.num_cached_tokens,
+                )
+            )
         return updates
 
     # -- one sequence ------------------------------------------------------------------------------------------------

@@ -90,6 +90,7 @@ class KVCacheManager:
                     self.pool.acquire(block)
         tables = BlockTables(seq_id, tuple(list(blocks) for blocks in hit.blocks))
         tables.num_published = tables.num_blocks
+        tables.publish_at = (tables.num_published + 1) * self.block_size
         self._tables[seq_id] = tables
         return tables
 
@@ -141,6 +142,7 @@ class KVCacheManager:
                     self.pool.release(block)
                     self.num_folded += 1
         tables.num_published = total
+        tables.publish_at = (total + 1) * self.block_size
 
     def fork(self, parent: BlockTables, seq_id: SeqId) -> BlockTables:
         """Tables for `seq_id` that share every block of `parent`. The first write into a shared block copies it."""
@@ -150,7 +152,7 @@ class KVCacheManager:
                 if block is not None:
                     self.pool.acquire(block)
         child = BlockTables(seq_id, tuple(table.copy() for table in parent.blocks))
-        child.num_published = parent.num_published
+        child.num_published, child.publish_at = parent.num_published, parent.publish_at
         parent.num_slots = 0
         self._tables[seq_id] = child
         return child

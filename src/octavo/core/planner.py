@@ -63,27 +63,41 @@ class Planner:
     # -- running sequences -------------------------------------------------------------------------------------------
 
     def _run_lanes(self, draft: _Draft) -> None:
+        """The loop that decoding pays for once a token: the common case is written out, the others are calls."""
         lanes = self._roster.lanes()
         behind = len(lanes)
         running, overlaps = Status.RUNNING, draft.overlaps
+        append, append_first, append_write = draft.sequences.append, draft.first.append, draft.first_write.append
+        append_count, append_draws = draft.counts.append, draft.draws.append
         for sequence in lanes:
             behind -= 1
             if sequence.status is not running:
                 continue  # gave way to one before it in this very plan
-            if draft.budget <= 0:
-                break
             first = sequence.num_computed_tokens + sequence.num_inflight_tokens
             count = len(sequence.token_ids) + sequence.num_pending_tokens - first
-            if count <= 0 or (overlaps and self._must_see_token(sequence)):
+            if overlaps and (count <= 0 or self._must_see_token(sequence)):
                 continue
-            if count > 1:
+            if draft.budget <= 0:
+                break
+            if count != 1:
+                assert count > 0, f"{sequence!r} runs with nothing to run"
                 count = min(count, max(draft.budget - behind, 1))
             tables = sequence.tables
             assert tables is not None
             if first + count > tables.num_slots and not self._make_room(draft, sequence, first, first + count):
-                draft.under_pressure = True
                 continue
-            self._schedule(draft, sequence, first, count)
+            if count != 1 or sequence.num_draws != 1 or not tables.has_row or sequence.prompt_logprobs is not None:
+                self._schedule(draft, sequence, first, count)
+                continue
+            draft.budget -= 1
+            append(sequence)
+            append_first(first)
+            append_count(1)
+            draws = 1 if first + 1 == len(sequence.token_ids) + sequence.num_pending_tokens else 0
+            append_draws(draws)
+            append_write(sequence.first_write)
+            sequence.num_inflight_tokens += 1
+            sequence.num_pending_tokens += draws
 
     def _must_see_token(self, sequence: Sequence) -> bool:
         """What comes next depends on a token in flight: a fork, or the last token allowed."""
