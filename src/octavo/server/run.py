@@ -172,8 +172,10 @@ class _Serving:
             front.cancel()
             await asyncio.wait((front, starting))
             raise
-        early = await front
-        tokenizer, metadata = early or await asyncio.to_thread(_load_front, self._engine_config.model)
+        found = await front
+        if found is None:
+            found = await asyncio.to_thread(_load_front, self._engine_config.model)
+        tokenizer, metadata = found
         source = _template_source(self._config, metadata)
         if source is None:
             return tokenizer, None

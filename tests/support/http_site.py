@@ -1,0 +1,161 @@
+"""The server's application with an engine and a client in one event loop, for tests through ASGI."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import httpx
+from fastapi import FastAPI
+from support.fake_engine import InProcessEngine, ScriptedEngine
+
+from octavo.loading.chat_template import ChatTemplate
+from octavo.loading.fake_tokenizer import BOS_TOKEN, EOS_TOKEN, FAKE_CHAT_TEMPLATE, FakeTokenizer
+from octavo.server.app import create_app
+from octavo.server.config import ServerConfig
+from octavo.server.openai.responses import ErrorEnvelope
+from octavo.server.state import ServerState
+
+Result = TypeVar("Result")
+CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
+MESSAGES = [{"role": "user", "content": "hello"}]
+
+
+def run(work: Coroutine[Any, Any, Result]) -> Result:
+    return asyncio.run(asyncio.wait_for(work, 60))
+
+
+class DirectTemplate:
+    """Renders in process: the worker has tests of its own."""
+
+    def __init__(self, source: str = FAKE_CHAT_TEMPLATE) -> None:
+        self._template = ChatTemplate(source, BOS_TOKEN, EOS_TOKEN)
+
+    async def render(
+        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool, kwargs: Mapping[str, Any]
+    ) -> str:
+        return self._template.render(messages, add_generation_prompt=add_generation_prompt, **kwargs)
+
+    async def close(self) -> None:
+        return
+
+
+@dataclass
+class Site:
+    app: FastAPI
+    client: httpx.AsyncClient
+    engine: Any
+
+    @property
+    def state(self) -> ServerState:
+        state = self.app.state.octavo
+        assert isinstance(state, ServerState)
+        return state
+
+    async def post(self, path: str, body: Any) -> httpx.Response:
+        return await self.client.post(path, json=body)
+
+    async def chat(self, **fields: Any) -> httpx.Response:
+        return await self.post(CHAT, {"messages": MESSAGES, "max_tokens": 8, "temperature": 0} | fields)
+
+    async def complete(self, **fields: Any) -> httpx.Response:
+        return await self.post(COMPLETIONS, {"prompt": "hello", "max_tokens": 8, "temperature": 0} | fields)
+
+
+@asynccontextmanager
+async def site(
+    config: ServerConfig | None = None,
+    *,
+    engine: ScriptedEngine | InProcessEngine | None = None,
+    template: Any = None,
+    max_queue: int = 512,
+    **options: Any,
+) -> AsyncIterator[Site]:
+    config = config or ServerConfig()
+    own = engine if engine is not None else InProcessEngine(**options)
+    app = create_app(own, FakeTokenizer(), template or DirectTemplate(), config, max_queue=max_queue)
+    transport = httpx.ASGITransport(app=app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        if isinstance(own, InProcessEngine):
+            async with own:
+                yield Site(app, client, own)
+        else:
+            yield Site(app, client, own)
+
+
+def events(response: httpx.Response) -> list[Any]:
+    """The stream's JSON events; checks the framing and that [DONE] is last, unless it ended with an error."""
+    assert response.status_code == 200, response.text
+    assert response.headers["content-type"].startswith("text/event-stream")
+    assert response.text.endswith("\n\n")
+    lines = response.text[:-2].split("\n\n")
+    assert all(line.startswith("data: ") and "\n" not in line for line in lines)
+    contents = [line.removeprefix("data: ") for line in lines]
+    if contents[-1] == "[DONE]":
+        contents.pop()
+    else:
+        assert set(json.loads(contents[-1])) == {"error"}
+    return [json.loads(content) for content in contents]
+
+
+def check_error(response: httpx.Response, status: int | None = None) -> dict[str, Any]:
+    """The envelope's inside, after checking its shape, type and headers."""
+    assert 400 <= response.status_code < 600, response.text[:500]
+    if status is not None:
+        assert response.status_code == status, response.text[:500]
+    assert response.headers["content-type"] == "application/json"
+    assert response.headers["x-request-id"]
+    if response.status_code in (429, 503):
+        assert int(response.headers["retry-after"]) > 0
+    parsed = ErrorEnvelope.model_validate_json(response.content)
+    assert parsed.error.message
+    assert len(parsed.error.message) <= 1000
+    found: dict[str, Any] = response.json()["error"]
+    return found
+
+
+async def asgi(
+    app: FastAPI, method: str, path: str, *, body: Sequence[bytes] = (b"",), headers: Sequence[tuple[bytes, bytes]] = ()
+) -> tuple[int, dict[bytes, bytes], bytes]:
+    """One request by hand: for bodies, paths and headers that no client would send."""
+    messages = [
+        {"type": "http.request", "body": chunk, "more_body": number < len(body)} for number, chunk in enumerate(body, 1)
+    ]
+    sent: list[Any] = []
+    done = asyncio.Event()
+
+    async def receive() -> Any:
+        if messages:
+            return messages.pop(0)
+        await done.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    await app(scope_of(method, path, headers), receive, send)
+    done.set()
+    content = b"".join(message.get("body", b"") for message in sent[1:])
+    return sent[0]["status"], dict(sent[0]["headers"]), content
+
+
+def scope_of(method: str, path: str, headers: Sequence[tuple[bytes, bytes]] = ()) -> dict[str, Any]:
+    return {
+        "type": "http",
+        "asgi": {"version": "3.0", "spec_version": "2.3"},
+        "http_version": "1.1",
+        "method": method,
+        "scheme": "http",
+        "path": path,
+        "raw_path": path.encode("utf-8", "replace"),
+        "query_string": b"",
+        "root_path": "",
+        "headers": [(b"host", b"test"), *headers],
+        "client": ("127.0.0.1", 1),
+        "server": ("127.0.0.1", 8000),
+    }

@@ -1,0 +1,217 @@
+"""B1 to B4, B8: whoever leaves is no longer worked for, whatever the request was doing."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from support.http_site import CHAT, COMPLETIONS, MESSAGES, Site, run, scope_of, site
+
+from octavo.server.config import ServerConfig
+from octavo.server.limits import Limits
+
+CHAT_BODY: dict[str, Any] = {"messages": MESSAGES, "max_tokens": 100, "ignore_eos": True}
+COMPLETION_BODY: dict[str, Any] = {"prompt": ["a", "b", "c"], "n": 2, "max_tokens": 100, "ignore_eos": True}
+
+
+class Caller:
+    """One request by hand, whose client can leave."""
+
+    def __init__(self, here: Site, path: str, body: dict[str, Any]) -> None:
+        self.sent: list[Any] = []
+        self.something_sent = asyncio.Event()
+        self.left = asyncio.Event()
+        self._messages = [{"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}]
+        scope = scope_of("POST", path, [(b"content-type", b"application/json")])
+        self.task = asyncio.create_task(here.app(scope, self._receive, self._send))
+
+    async def _receive(self) -> Any:
+        if self._messages:
+            return self._messages.pop(0)
+        await self.left.wait()
+        return {"type": "http.disconnect"}
+
+    async def _send(self, message: Any) -> None:
+        self.sent.append(message)
+        if len(self.sent) > 1:
+            self.something_sent.set()
+
+    async def leave(self) -> None:
+        self.left.set()
+        await self.task
+
+
+async def settled(here: Site) -> None:
+    """After the engine had its chance to see the aborts: nothing is left of the request."""
+    here.engine.running.set()
+    for _ in range(50):
+        await asyncio.sleep(0)
+    stats = here.engine.stats()
+    assert (stats.num_requests_running, stats.num_requests_waiting, stats.num_blocks_used) == (0, 0, 0)
+    assert here.state.loaded.admission.num_taken == 0
+    assert (await here.complete()).status_code == 200
+    here.engine.engine.check_idle()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("path", "body"), [(CHAT, CHAT_BODY), (COMPLETIONS, COMPLETION_BODY)])
+def test_leaving_while_it_runs_aborts_at_the_next_step(path: str, body: dict[str, Any], stream: bool) -> None:
+    async def go() -> None:
+        async with site() as here:
+            caller = Caller(here, path, body | {"stream": stream})
+            if stream:
+                await caller.something_sent.wait()
+            else:
+                while not here.engine.stats().num_generation_tokens:
+                    await asyncio.sleep(0)
+            here.engine.hold()
+            await caller.leave()
+            assert here.engine.aborted
+            await settled(here)
+
+    run(go())
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_leaving_while_queued_drops_the_request_unrun(stream: bool) -> None:
+    async def go() -> None:
+        async with site() as here:
+            here.engine.hold()
+            caller = Caller(here, CHAT, CHAT_BODY | {"stream": stream})
+            await here.engine.submitted.wait()
+            await caller.leave()
+            assert not caller.sent
+            assert len(here.engine.aborted) == 1
+            here.engine.running.set()
+            await settled(here)
+
+    run(go())
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_leaving_during_a_long_prefill_ends_it_between_chunks(stream: bool) -> None:
+    async def go() -> None:
+        async with site(max_num_batched_tokens=4) as here:
+            caller = Caller(here, COMPLETIONS, {"prompt": "x" * 120, "max_tokens": 2, "stream": stream})
+            while not here.engine.stats().num_steps:
+                await asyncio.sleep(0)
+            here.engine.hold()
+            await caller.leave()
+            assert not here.engine.stats().num_generation_tokens
+            await settled(here)
+
+    run(go())
+
+
+def test_leaving_while_the_template_renders_reaches_no_engine() -> None:
+    class Slow:
+        cancelled = False
+
+        async def render(self, *_: Any, **__: Any) -> str:
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                self.cancelled = True
+                raise
+            return ""
+
+        async def close(self) -> None:
+            return
+
+    async def go() -> None:
+        slow = Slow()
+        async with site(template=slow) as here:
+            caller = Caller(here, CHAT, CHAT_BODY)
+            for _ in range(20):
+                await asyncio.sleep(0)
+            await caller.leave()
+            assert slow.cancelled
+            assert not here.engine.requests
+
+    run(go())
+
+
+def test_leaving_before_the_body_is_whole_answers_nobody() -> None:
+    async def go() -> None:
+        async with site() as here:
+            sent: list[Any] = []
+            messages = [{"type": "http.request", "body": b"{", "more_body": True}, {"type": "http.disconnect"}]
+
+            async def receive() -> Any:
+                return messages.pop(0)
+
+            async def send(message: Any) -> None:
+                sent.append(message)
+
+            await here.app(scope_of("POST", CHAT), receive, send)
+            assert sent == []
+
+    run(go())
+
+
+def test_a_reader_that_takes_nothing_is_dropped() -> None:
+    async def go() -> None:
+        async with site(ServerConfig(limits=Limits(write_timeout_seconds=0.01))) as here:
+            body = json.dumps(CHAT_BODY | {"stream": True}).encode()
+            messages = [{"type": "http.request", "body": body, "more_body": False}]
+
+            async def receive() -> Any:
+                if messages:
+                    return messages.pop(0)
+                return await asyncio.Event().wait()
+
+            async def send(message: Any) -> None:
+                if message["type"] == "http.response.body":
+                    await asyncio.Event().wait()
+
+            await here.app(scope_of("POST", CHAT, [(b"content-type", b"application/json")]), receive, send)
+            await settled(here)
+
+    run(go())
+
+
+def test_the_queue_is_bounded_and_the_next_request_is_told_when_to_come_back() -> None:
+    from support.http_site import check_error
+
+    async def go() -> None:
+        async with site(max_queue=2, max_num_seqs=2) as here:
+            here.engine.hold()
+            callers = [Caller(here, CHAT, CHAT_BODY) for _ in range(4)]
+            while len(here.engine.requests) < 4:
+                await asyncio.sleep(0)
+            for stream in (False, True):
+                assert check_error(await here.chat(stream=stream), 429)["code"] == "queue_full"
+                assert check_error(await here.complete(prompt=["a", "b"], stream=stream), 429)
+            assert (await here.client.get("/health")).status_code == 200
+            await callers[0].leave()
+            waiting = asyncio.create_task(here.chat())
+            here.engine.running.set()
+            assert (await waiting).status_code == 200
+            for caller in callers[1:]:
+                await caller.task
+
+    run(go())
+
+
+def test_the_death_of_the_engine_reaches_everybody_at_once() -> None:
+    from support.http_site import check_error
+
+    async def go() -> None:
+        async with site() as here:
+            here.engine.hold()
+            whole = asyncio.create_task(here.chat())
+            await here.engine.submitted.wait()
+            here.engine.running.set()
+            streamed = Caller(here, CHAT, CHAT_BODY | {"stream": True})
+            await streamed.something_sent.wait()
+            here.engine.hold()
+            here.engine.die()
+            check_error(await here.client.get("/health"), 503)
+            await streamed.task
+            last = streamed.sent[-2]["body"]
+            assert json.loads(last.removeprefix(b"data: "))["error"]["type"] == "service_unavailable"
+            assert (await whole).status_code in (200, 503)
+
+    run(go())
