@@ -25,7 +25,7 @@ Face folder, or a hub id `owner/name[:file]`. `OCTAVO_HOME` moves the folder whe
 `OCTAVO_ISA` forces an instruction set, `OCTAVO_API_KEY` is the key clients of `octavo serve` must send.
 
 A mistake is one line on stderr, `octavo: error: ...`. Exit codes: 0 done, 1 the work could not be done, 2 the command
-line is wrong, 130 interrupted.
+line is wrong, 130 interrupted. Completion for bash: `eval "$(_OCTAVO_COMPLETE=bash_source octavo)"`.
 """
 
 

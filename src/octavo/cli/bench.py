@@ -27,14 +27,7 @@ from octavo.errors import ConfigError
 @click.option("--json", "as_json", is_flag=True, help="One JSON line last.")
 @with_options(name for name in LOCAL_OPTIONS if name != "max-model-len")
 def bench_command(
-    model: str | None,
-    streams: tuple[int, ...],
-    prompt_tokens: int,
-    new_tokens: int,
-    prefill: tuple[int, ...],
-    repeats: int,
-    as_json: bool,
-    **values: Any,
+    model: str | None, streams: tuple[int, ...], prefill: tuple[int, ...], as_json: bool, **values: Any
 ) -> None:
     """Measure decode and prefill speed of MODEL, beside the machine's read bandwidth."""
     from octavo.cli.machine import ReadBandwidth, describe_machine, machine_line
@@ -42,6 +35,7 @@ def bench_command(
     from octavo.cli.progress import LoadingBar
     from octavo.engine.build import build_engine
 
+    prompt_tokens, new_tokens, repeats = (values.pop(name) for name in ("prompt_tokens", "new_tokens", "repeats"))
     streams, prefill = streams or (1, 16), prefill or (128, 1024)
     longest = max(prompt_tokens + new_tokens, max(prefill) + 1)
     config = engine_config(model, values, max_model_len=longest, max_num_seqs=max(streams))

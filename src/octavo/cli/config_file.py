@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from octavo.cli.options import NOT_HERE, OPTIONS, Option
-from octavo.cli.sizes import parse_size
+from octavo.cli.sizes import parse_count, parse_size
 from octavo.errors import ConfigError
 
 MAX_CONFIG_BYTES = 1 << 20
@@ -26,6 +26,7 @@ _WANTED = {
     "texts": "text in quotes, or a list of them",
     "path": "text in quotes",
     "size": 'bytes, or text such as "1GiB"',
+    "count": 'a whole number, or text such as "32k"',
     "choice": "text in quotes",
     "switch": "true or false",
 }
@@ -91,6 +92,7 @@ def _checked(path: Path, key: str, option: Option, value: object) -> Any:
         "texts": text or (isinstance(value, list) and all(isinstance(item, str) for item in value)),
         "path": text,
         "size": whole or text,
+        "count": whole or text,
         "choice": text,
         "switch": isinstance(value, bool),
     }[option.kind]
@@ -98,9 +100,9 @@ def _checked(path: Path, key: str, option: Option, value: object) -> Any:
         raise ConfigError(f"{path}: {key} is of the wrong kind; it must be {_WANTED[option.kind]}", param=key)
     if option.kind == "choice" and value not in option.choices:
         raise ConfigError(f"{path}: {key} is {value!r}; it may be {', '.join(option.choices)}", param=key)
-    if option.kind == "size" and isinstance(value, str):
+    if option.kind in ("size", "count") and isinstance(value, str):
         try:
-            return parse_size(value)
+            return parse_size(value) if option.kind == "size" else parse_count(value)
         except ConfigError as error:
             raise ConfigError(f"{path}: {key}: {error.message}", param=key) from error
     if option.kind == "texts":

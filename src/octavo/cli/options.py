@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import click
 
-from octavo.cli.sizes import parse_size
+from octavo.cli.sizes import parse_count, parse_size
 from octavo.config import DEFAULT_MODEL, EngineConfig, forced_isa
 from octavo.errors import ConfigError
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from octavo.server.config import ServerConfig
 
 Owner = Literal["engine", "server", "nobody"]
-Kind = Literal["whole", "real", "text", "texts", "path", "size", "choice", "switch"]
+Kind = Literal["whole", "real", "text", "texts", "path", "size", "count", "choice", "switch"]
 Command = TypeVar("Command", bound=Callable[..., object])
 
 
@@ -67,9 +67,9 @@ OPTIONS: tuple[Option, ...] = (
         "File with a chat template (jinja) instead of the model's own.",
         metavar="FILE",
     ),
-    Option("max-model-len", "engine", "whole", "Most tokens of prompt and answer together. Default: what fits."),
+    Option("max-model-len", "engine", "count", "Most tokens of prompt and answer together. Default: what fits."),
     Option("max-num-seqs", "engine", "whole", "Most sequences in one step."),
-    Option("max-num-batched-tokens", "engine", "whole", "Most tokens in one step; longer prompts are cut into chunks."),
+    Option("max-num-batched-tokens", "engine", "count", "Most tokens in one step; longer prompts are cut into chunks."),
     Option("max-queue", "engine", "whole", "Most requests waiting; one more is answered 429."),
     Option("block-size", "engine", "whole", "Tokens a block of the KV cache; the cpu executor takes multiples of 16."),
     Option("num-gpu-blocks-override", "engine", "whole", "Blocks in the pool, whatever the memory says (vLLM's name)."),
@@ -187,12 +187,16 @@ def option_named(name: str) -> Option:
     return next(option for option in OPTIONS if option.name == name)
 
 
-class Size(click.ParamType[int]):
-    name = "size"
+class Written(click.ParamType[int]):
+    """A number as people write it, read by `parse`."""
+
+    def __init__(self, name: str, parse: Callable[[str], int]) -> None:
+        self.name = name
+        self._parse = parse
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
         try:
-            return value if isinstance(value, int) else parse_size(str(value))
+            return value if isinstance(value, int) else self._parse(str(value))
         except ConfigError as error:
             self.fail(error.message, param, ctx)
 
@@ -217,7 +221,9 @@ def _click_option(option: Option) -> Callable[[Command], Command]:
         case "real":
             attributes["type"] = float
         case "size":
-            attributes["type"] = Size()
+            attributes["type"] = Written("size", parse_size)
+        case "count":
+            attributes["type"] = Written("tokens", parse_count)
         case "choice":
             attributes["type"] = click.Choice(option.choices)
         case "path":

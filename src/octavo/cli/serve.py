@@ -30,10 +30,16 @@ def _load_config(ctx: click.Context, _param: click.Parameter, value: Path | None
     metavar="FILE",
     help="TOML (or .json) file with these options under the same names; the command line wins.",
 )
+@click.option("--model", "named_model", metavar="MODEL", help="The same as MODEL, as vLLM also has it.")
 @with_options(option.name for option in OPTIONS)
 @click.pass_context
-def serve_command(ctx: click.Context, /, model: str | None, **values: Any) -> None:
+def serve_command(ctx: click.Context, /, model: str | None, named_model: str | None, **values: Any) -> None:
     """Serve MODEL over an OpenAI-compatible API until told to stop."""
+    if named_model is not None:
+        given = ctx.get_parameter_source("model") is click.core.ParameterSource.COMMANDLINE
+        if given and model != named_model:
+            raise click.UsageError(f"two models are given, {model} and {named_model}; keep one", ctx)
+        model = named_model
     from octavo.config import environment_api_key
 
     if not values["api_keys"] and (key := environment_api_key()) is not None:

@@ -1,4 +1,8 @@
-"""Sizes as people write them: "1GiB", "512 MB", "1e9" is not one. Whole bytes in, whole bytes out."""
+"""Numbers as people write them: "1GiB", "512 MB", "32k". Whole numbers out, exactly; "1e9" is not one.
+
+A bare letter counts as in vLLM: small k, m, g, t by 1,000; capital K, M, G, T by 1,024. With "iB" the count is by
+1,024, with "B" by 1,000, whatever the case.
+"""
 
 from __future__ import annotations
 
@@ -7,22 +11,30 @@ from fractions import Fraction
 
 from octavo.errors import ConfigError
 
-UNITS = {"": 1, "B": 1}
-for _power, _letter in enumerate("KMGT", start=1):
-    UNITS |= {_letter: 1024**_power, f"{_letter}IB": 1024**_power, f"{_letter}B": 1000**_power}
-
-_SIZE = re.compile(r"\s*(\d{1,18}(?:\.\d{1,9})?)\s*([A-Za-z]{0,3})\s*\Z")
+_NUMBER = re.compile(r"\s*([0-9]{1,18}(?:\.[0-9]{1,9})?)\s*([kmgtKMGT]?)([iI]?[bB])?\s*\Z")
 
 
 def parse_size(text: str) -> int:
-    """Bytes in `text`. KiB, MiB, GiB, TiB and the bare letters count by 1,024; KB, MB, GB, TB by 1,000.
-
-    Raises ConfigError when it is no size.
-    """
-    match = _SIZE.match(text)
-    if match is None or match[2].upper() not in UNITS:
+    """Bytes in `text`. Raises ConfigError when it is no size."""
+    match = _NUMBER.match(text)
+    if match is None or (not match[2] and match[3] and len(match[3]) == 2):
         raise ConfigError(f"{text!r} is not a size; write bytes, or a number with a unit such as 1GiB or 512MB")
-    return int(Fraction(match[1]) * UNITS[match[2].upper()])
+    letter, unit = match[2], match[3]
+    binary = len(unit) == 2 if unit else letter.isupper()
+    return _scaled(match[1], letter, 1024 if binary else 1000)
+
+
+def parse_count(text: str) -> int:
+    """A number of tokens: "4096", "32k", "32K". Raises ConfigError when it is none, or not whole."""
+    match = _NUMBER.match(text)
+    if match is None or match[3] or (not match[2] and "." in match[1]):
+        raise ConfigError(f"{text!r} is not a number of tokens; write a whole number, or one such as 32k")
+    return _scaled(match[1], match[2], 1024 if match[2].isupper() else 1000)
+
+
+def _scaled(number: str, letter: str, base: int) -> int:
+    power = "kmgt".index(letter.lower()) + 1 if letter else 0
+    return int(Fraction(number) * base**power)
 
 
 def format_size(num_bytes: float) -> str:

@@ -17,7 +17,7 @@ def write(folder: Path, text: str, name: str = "octavo.toml") -> Path:
 def test_names_are_those_of_the_command_line_with_dashes_or_underscores(tmp_path: Path) -> None:
     path = write(
         tmp_path,
-        'model = "fake"\nport = 9000\nmax_num_seqs = 3\nkv-cache-memory-bytes = "1GiB"\nenable-prefix-caching = false\n'
+        'model = "fake"\nport = 9000\nmax_num_seqs = 3\nkv-cache-memory-bytes = "1GiB"\nmax-model-len = "2k"\nenable-prefix-caching = false\n'
         'api-key = ["a", "b"]\nserved-model-name = "m"\ngpu-memory-utilization = 1\nthreads = 2\n',
     )
     assert read_config_file(path) == {
@@ -25,6 +25,7 @@ def test_names_are_those_of_the_command_line_with_dashes_or_underscores(tmp_path
         "port": 9000,
         "max_num_seqs": 3,
         "kv_cache_memory_bytes": 2**30,
+        "max_model_len": 2000,
         "enable_prefix_caching": False,
         "api_keys": ["a", "b"],
         "served_model_names": ["m"],

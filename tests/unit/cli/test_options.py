@@ -82,6 +82,19 @@ def test_the_command_line_wins_over_the_file(served: Served, tmp_path: Path) -> 
     assert server == ServerConfig(port=81, api_keys=("k",), chat_template=Path("t"))
 
 
+def test_the_model_may_be_named_as_an_option(served: Served, tmp_path: Path) -> None:
+    path = tmp_path / "o.toml"
+    path.write_text('model = "from-file"')
+    run("serve", "--model", "fake", "--max-model-len", "2k")
+    run("serve", "fake", "--model", "fake")
+    run("serve", "--config", str(path), "--model", "fake")
+    assert [engine.model for engine, _ in served] == ["fake"] * 3
+    assert served[0][0].max_model_len == 2000
+    result = run("serve", "a", "--model", "b")
+    assert (result.exit_code, len(served)) == (2, 3)
+    assert "two models are given, a and b" in result.stderr
+
+
 def test_a_wrong_file_is_an_error_of_one_line(tmp_path: Path) -> None:
     path = tmp_path / "o.toml"
     path.write_text("max-num-seq = 2")
