@@ -196,6 +196,26 @@ def test_end_tokens_are_masked_until_min_tokens_were_sampled(tiny: Any) -> None:
     assert driver.tokens[masked][3] != best
 
 
+def test_a_plan_that_only_removes_runs_nothing_and_frees_the_row(tiny: Any) -> None:
+    driver = make_driver(tiny, max_num_seqs=1)
+    a = driver.add([1, 2])
+    driver.step({a: 2})
+    driver.remove(a)
+    output = driver.step({})
+    assert list(output.token_ids) == []
+    assert driver.executor.last_logits == {}
+    b = driver.add([1, 2])
+    driver.step({b: 2})
+    assert np.array_equal(driver.logits[a][0], driver.logits[b][0])
+
+
+def test_a_step_inside_a_prompt_draws_nothing(tiny: Any) -> None:
+    driver = make_driver(tiny)
+    a = driver.add([1, 2, 3])
+    assert list(driver.step({a: 2}).token_ids) == []
+    assert driver.tokens[a] == [1, 2, 3]
+
+
 def test_nan_weights_fail_every_row_and_raise_nothing() -> None:
     program, parameters = tiny_llama()
     parameters["final_norm.weight"][3] = np.nan
