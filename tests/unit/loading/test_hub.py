@@ -91,7 +91,7 @@ def test_gguf_files_are_fetched_by_name_or_where_there_is_one(tmp_path: Path) ->
             match=r"several .gguf files; name one as team/many:FILE; its .gguf files: a-Q4_0.gguf, sub/b",
         ):
             fetch_hub_model(hub_id("team/many"), many, silent, hub.endpoint)
-        with pytest.raises(ModelFileError, match="has no file 'c.gguf'"):
+        with pytest.raises(ModelFileError, match=r"has no file 'c\.gguf'"):
             fetch_hub_model(hub_id("team/many:c.gguf"), many, silent, hub.endpoint)
     assert sorted(stored_hub_names(tmp_path)) == [
         "team/many:a-Q4_0.gguf",

