@@ -1,0 +1,235 @@
+"""The rule of batch invariance with the real model: the same tokens and the same logits, bit for bit, whatever else the
+engine is doing. Every test asserts that what it is about really happened."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from octavo.config import EngineConfig
+from octavo.core.block import SeqId
+from octavo.core.scheduler_output import SchedulerOutput, StepOutput
+from octavo.engine.build import build_engine
+from octavo.engine.engine import Engine, EngineRequest
+from octavo.sampling_params import SamplingParams
+
+pytestmark = pytest.mark.model
+
+PROMPT = (
+    "An octavo is a sheet of paper folded three times into eight leaves, sixteen pages. Printers of the fifteenth "
+    "century cut the price of a book with it, because one sheet fed many pages; a server that keeps its memory in "
+    "blocks of sixteen tokens does much the same. In one sentence, what do printers and servers have in common? 답:"
+)
+NUM_TOKENS = 20
+TARGET = "target"
+
+
+@dataclass
+class Seen:
+    """What became of the target, and what the engine did meanwhile."""
+
+    token_ids: list[int] = field(default_factory=list)
+    logits: list[npt.NDArray[np.float32]] = field(default_factory=list)  # [vocab] of each token
+    num_cached_tokens: int = 0
+    num_starts: int = 0  # rows added for it: more than one after a preemption
+    max_rows: int = 0  # sequences in one step with it
+    chunks: list[int] = field(default_factory=list)  # tokens of its prompt in each step
+    num_preemptions: int = 0
+    num_copies: int = 0
+
+
+class Watch:
+    """Looks over the shoulder of the seam between scheduler and executor."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.seen: dict[int, Seen] = {}
+        self.seq_ids: dict[SeqId, int] = {}
+        self.engine = engine
+        self.executor: Any = engine.executor
+        self.executor.keep_logits = True
+        self.commit, engine.scheduler.commit = engine.scheduler.commit, self.watched  # type: ignore[method-assign]
+        self.history: list[SchedulerOutput] = []
+
+    def watched(self, plan: SchedulerOutput, result: StepOutput, now: float) -> Any:
+        rows = dict(self.executor.last_logits)
+        updates = self.commit(plan, result, now)
+        self.history.append(plan)
+        parent = next((each.seq_id for each in updates if each.request_id == TARGET and each.index == 0), None)
+        for update in updates:
+            if update.request_id == TARGET:
+                self.seq_ids[update.seq_id] = update.index
+                seen = self.seen.setdefault(update.index, Seen())
+                seen.token_ids += update.new_token_ids
+                seen.num_cached_tokens = update.num_cached_tokens
+                row = rows[update.seq_id] if update.seq_id in rows else rows[parent]  # the fork's first draw
+                seen.logits += [row.copy()] * len(update.new_token_ids)
+        return updates
+
+    def finish(self, num_prompt_tokens: int) -> dict[int, Seen]:
+        stats = self.engine.stats()
+        for seq_id, index in self.seq_ids.items():
+            seen = self.seen[index]
+            seen.num_preemptions, seen.num_copies = stats.num_preemptions, stats.num_block_copies
+            for plan in self.history:
+                seen.num_starts += sum(added.seq_id == seq_id for added in plan.added)
+                if seq_id in plan.seq_ids:
+                    place = plan.seq_ids.index(seq_id)
+                    seen.max_rows = max(seen.max_rows, len(plan.seq_ids))
+                    if plan.num_computed_tokens[place] < num_prompt_tokens:
+                        seen.chunks.append(plan.num_scheduled_tokens[place])
+        return self.seen
+
+
+def target(engine: Engine, request_id: str = TARGET, text: str = PROMPT, **sampling: Any) -> EngineRequest:
+    fields = {"temperature": 0.0, "max_tokens": NUM_TOKENS, "ignore_eos": True, **sampling}
+    return EngineRequest(request_id, tuple(engine.tokenizer.encode(text)), SamplingParams(**fields))
+
+
+def company(engine: Engine, count: int = 31, max_tokens: int = 24) -> list[EngineRequest]:
+    """Of many lengths and kinds, some beginning as the target does."""
+    requests = []
+    for number in range(count):
+        text = (
+            PROMPT[: 7 + 11 * number]
+            if number % 3 == 0
+            else f"Count from {number} to {number * 7}: " * (1 + number % 4)
+        )
+        kind = {"temperature": 0.9, "seed": number} if number % 2 else {}
+        requests.append(target(engine, f"other {number}", text, max_tokens=max_tokens, **kind))
+    return requests
+
+
+def run(
+    path: Path,
+    *,
+    before: int = 0,
+    others: int = 0,
+    text: str = PROMPT,
+    sampling: dict[str, Any] | None = None,
+    **options: Any,
+) -> dict[int, Seen]:
+    """The target's samples, after `before` runs of the same prompt and among `others`, which start first."""
+    config = {"num_threads": 2, "max_num_seqs": 32, "max_model_len": 512, **options}
+    engine = build_engine(EngineConfig(model=str(path), **config))
+    try:
+        for number in range(before):
+            engine.add_request(target(engine, f"before {number}", text))
+            drain(engine)
+        for request in company(engine, others):
+            engine.add_request(request)
+        watch = Watch(engine)
+        asked = target(engine, text=text, **(sampling or {}))
+        engine.add_request(asked)
+        drain(engine)
+        return watch.finish(len(asked.prompt_token_ids))
+    finally:
+        engine.close()
+
+
+def drain(engine: Engine) -> None:
+    while engine.has_unfinished:
+        for delta in engine.step():
+            assert delta.error is None
+    engine.scheduler.check_integrity()
+
+
+def assert_same(got: dict[int, Seen], expected: dict[int, Seen]) -> None:
+    assert got.keys() == expected.keys()
+    for index, want in expected.items():
+        assert got[index].token_ids == want.token_ids
+        assert len(got[index].logits) == len(want.logits) == NUM_TOKENS
+        for position, (ours, theirs) in enumerate(zip(got[index].logits, want.logits, strict=True)):
+            differing = np.flatnonzero(ours.view(np.uint32) != theirs.view(np.uint32))
+            assert differing.size == 0, f"sample {index}, token {position}: {differing.size} logits differ"
+
+
+@pytest.fixture(scope="module")
+def alone(smollm2_path: Path) -> dict[int, Seen]:
+    """Alone, the prompt whole, nothing cached."""
+    seen = run(smollm2_path, enable_prefix_caching=False)
+    assert (seen[0].max_rows, len(seen[0].chunks), seen[0].num_cached_tokens) == (1, 1, 0)
+    return seen
+
+
+@pytest.mark.parametrize("chunk", [1, 16, 37])
+def test_the_prompt_in_chunks(smollm2_path: Path, alone: dict[int, Seen], chunk: int) -> None:
+    seen = run(smollm2_path, max_num_batched_tokens=chunk)
+    assert len(seen[0].chunks) == -(-sum(seen[0].chunks) // chunk) > 1
+    assert seen[0].chunks[0] == chunk
+    assert_same(seen, alone)
+
+
+@pytest.mark.parametrize("chunk", [37, 512])
+def test_among_31_others(smollm2_path: Path, alone: dict[int, Seen], chunk: int) -> None:
+    seen = run(smollm2_path, others=31, max_num_batched_tokens=chunk)
+    assert seen[0].max_rows >= 16
+    if chunk == 37:
+        assert len(seen[0].chunks) > 1
+    assert_same(seen, alone)
+
+
+@pytest.mark.parametrize("caching", [True, False])
+def test_preempted_and_resumed(smollm2_path: Path, alone: dict[int, Seen], caching: bool) -> None:
+    seen = run(
+        smollm2_path, others=8, num_gpu_blocks_override=36, max_num_batched_tokens=64, enable_prefix_caching=caching
+    )
+    assert seen[0].num_preemptions > 0
+    assert seen[0].num_starts > 1
+    assert_same(seen, alone)
+
+
+def test_from_a_warm_prefix_cache(smollm2_path: Path, alone: dict[int, Seen]) -> None:
+    seen = run(smollm2_path, before=1)
+    assert seen[0].num_cached_tokens > 0
+    assert sum(seen[0].chunks) < sum(alone[0].chunks)
+    assert_same(seen, alone)
+
+
+def test_when_every_block_of_the_prompt_is_cached(smollm2_path: Path) -> None:
+    engine = build_engine(EngineConfig(model=str(smollm2_path), max_model_len=64))
+    words = engine.tokenizer.encode(PROMPT)
+    text = next(t for t in (PROMPT[:n] for n in range(40, len(PROMPT))) if len(engine.tokenizer.encode(t)) == 32)
+    engine.close()
+    assert len(words) > 32
+    cold, warm = run(smollm2_path, text=text), run(smollm2_path, text=text, before=1)
+    assert (warm[0].num_cached_tokens, warm[0].chunks) == (32, [1]) or (
+        warm[0].num_cached_tokens == 31 and warm[0].chunks == [1]
+    )
+    assert_same(warm, cold)
+
+
+@pytest.mark.parametrize("others", [0, 31])
+def test_with_one_thread(smollm2_path: Path, alone: dict[int, Seen], others: int) -> None:
+    assert_same(run(smollm2_path, num_threads=1, others=others), alone)
+
+
+def test_samples_that_fork_and_copy(smollm2_path: Path) -> None:
+    sampling = {"n": 3, "temperature": 0.8, "seed": 11}
+    expected = run(smollm2_path, sampling=sampling, enable_prefix_caching=False)
+    seen = run(smollm2_path, sampling=sampling, others=29, max_num_batched_tokens=50)
+    for each in (*expected.values(), *seen.values()):
+        assert each.num_copies > 0
+    assert seen[0].max_rows >= 16
+    assert len({tuple(sample.token_ids) for sample in expected.values()}) == 3
+    assert_same(seen, expected)
+    assert_same(run(smollm2_path, sampling={**sampling, "n": 1}), {0: expected[0]})
+
+
+def test_float32_keys_and_values_keep_the_rule_too(smollm2_path: Path) -> None:
+    options: Sequence[dict[str, Any]] = (
+        {},
+        {"others": 20},
+        {"max_num_batched_tokens": 16},
+        {"num_threads": 1, "before": 1},
+    )
+    expected, *others = (run(smollm2_path, kv_cache_dtype="float32", **each) for each in options)
+    assert others[0][0].max_rows >= 16
+    assert others[2][0].num_cached_tokens > 0
+    for seen in others:
+        assert_same(seen, expected)
