@@ -28,7 +28,7 @@ logger = logging.getLogger("octavo.server")
 MAX_MESSAGE_CHARS = 1000
 RETRY_AFTER_SECONDS = 1  # where nobody knows better
 
-_PATH = re.compile(r"(?<![\w.:/])(?:~|\.{0,2})/(?:[\w.@+-]+/)+[\w.@+-]*")
+_PATH = re.compile(r"(?<![\w.:/])(?!/v1/)(?:~|\.{0,2})/(?:[\w.@+-]+/)+[\w.@+-]*")
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]{6,}")
 _REPR = re.compile(r"<[\w.]+ object at [^>]*>|<class '[^']*'>")
 

@@ -66,7 +66,7 @@ def test_every_route_of_the_app_needs_a_key_except_the_three_for_probes() -> Non
                         assert status == 200
                     else:
                         assert status == 401, (method, path, headers)
-                        assert is_envelope(content)
+                        assert method == "HEAD" or is_envelope(content)
                         assert sent[b"www-authenticate"] == b"Bearer"
                 for key in KEYS.api_keys:
                     bearer = (b"authorization", b"bearer " + key.encode())
@@ -81,13 +81,13 @@ def test_every_route_of_the_app_needs_a_key_except_the_three_for_probes() -> Non
     ["//v1/models", "/v1/../v1/models", "/V1/models", "/v1/models/", "/health/", "/health/../v1/models", "/health;/v1",
      "//health", "/nowhere", "", "/v1/models\x00", "/%76ersion", "http://test/health", "*", "/healthz", "/ping?x"],
 )  # fmt: skip
-@pytest.mark.parametrize("method", ["GET", "HEAD", "POST", "OPTIONS", "DELETE", "PUT", "TRACE", "CONNECT", "X"])
-def test_odd_paths_and_methods_do_not_pass_the_door(path: str, method: str) -> None:
+def test_odd_paths_and_methods_do_not_pass_the_door(path: str) -> None:
     async def go() -> None:
         async with site(KEYS) as here:
-            status, _, content = await asgi(here.app, method, path)
-            assert status == 401
-            assert method == "HEAD" or is_envelope(content)
+            for method in ("GET", "HEAD", "POST", "OPTIONS", "DELETE", "PUT", "TRACE", "CONNECT", "X"):
+                status, _, content = await asgi(here.app, method, path)
+                assert status == 401
+                assert method == "HEAD" or is_envelope(content)
 
     run(go())
 
