@@ -13,6 +13,7 @@ import pytest
 from octavo.errors import ModelFileError
 from octavo.loading.hub import NOTE_NAME, choose_files, fetch_hub_model, stored_hub_model, stored_hub_names
 from octavo.loading.model_names import HubId, parse_hub_id
+from octavo.loading.store import list_models, model_folder, remove
 from support.fake_hub import COMMIT, fake_hub
 
 SAFE = {
@@ -148,6 +149,22 @@ def test_a_fetch_that_broke_off_is_not_used(tmp_path: Path) -> None:
     assert stored_hub_model(tmp_path / "team--safe", None) is None
     (tmp_path / "team--safe" / NOTE_NAME).unlink()
     assert list(stored_hub_names(tmp_path)) == []
+
+
+def test_fetched_hub_models_are_listed_and_removed(tmp_path: Path) -> None:
+    with fake_hub(REPOSITORIES) as hub:
+        for name in ("team/safe", "team/many:a-Q4_0.gguf", "team/many:sub/b-Q8_0.gguf"):
+            fetch_hub_model(hub_id(name), model_folder(name, tmp_path), silent, hub.endpoint)
+    assert [stored.name for stored in list_models(tmp_path)] == [
+        "team/many:a-Q4_0.gguf", "team/many:sub/b-Q8_0.gguf", "team/safe",
+    ]  # fmt: skip
+    assert remove("team/many:a-Q4_0.gguf", tmp_path) == len(GGUF["a-Q4_0.gguf"])
+    assert [stored.name for stored in list_models(tmp_path)] == ["team/many:sub/b-Q8_0.gguf", "team/safe"]
+    with pytest.raises(ModelFileError, match="not among the fetched models"):
+        remove("team/many:a-Q4_0.gguf", tmp_path)
+    assert remove("team/safe", tmp_path) >= len(SAFE["model.safetensors"])
+    remove("team/many", tmp_path)
+    assert list_models(tmp_path) == []
 
 
 def test_resolve_fetches_a_hub_id_once_from_hf_endpoint(tmp_path: Path) -> None:

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from octavo.errors import InternalError, ModelFileError
 from octavo.loading.load_model import load_front, load_metadata, load_model, load_tokenizer
@@ -253,6 +255,74 @@ def test_the_fake_model_has_a_front_and_no_weights(tmp_path: Path) -> None:
     assert load_tokenizer(files).encode("a") == [97]
     with pytest.raises(InternalError):
         load_model(files)
+
+
+QUICK = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+def load_or_refuse(files: ModelFiles) -> None:
+    """Everything a start does with a file; only a ModelFileError may come of it."""
+    try:
+        load_front(files)[0].encode("hello <|im_end|>")
+        model = load_model(files)
+        for name in model.program.parameters:
+            model.source.float32(name)
+    except ModelFileError:
+        pass
+
+
+@QUICK
+@given(data=st.data())
+def test_a_gguf_file_with_flipped_bytes_loads_or_is_refused(tmp_path: Path, data: st.DataObject) -> None:
+    whole = bytearray(tiny_llama().bytes())
+    for _ in range(data.draw(st.integers(1, 5))):
+        whole[data.draw(st.integers(0, len(whole) - 1))] = data.draw(st.integers(0, 255))
+    (tmp_path / "m.gguf").write_bytes(whole)
+    load_or_refuse(ModelFiles("gguf", tmp_path / "m.gguf", "m", tmp_path))
+
+
+VALUES = st.one_of(
+    st.tuples(st.just("UINT32"), st.integers(0, 2**32 - 1)),
+    st.tuples(st.just("INT64"), st.integers(-(2**63), 2**63 - 1)),
+    st.tuples(st.just("FLOAT32"), st.floats(width=32)),
+    st.tuples(st.just("BOOL"), st.integers(0, 1)),
+    st.tuples(st.just("STRING"), st.text(max_size=40)),
+    st.tuples(st.just("ARRAY[INT32]"), st.lists(st.integers(-9, 300), max_size=9)),
+    st.tuples(st.just("ARRAY[STRING]"), st.lists(st.text(max_size=5), max_size=9)),
+)
+
+
+@QUICK
+@given(data=st.data())
+def test_a_gguf_file_with_any_value_under_any_key_loads_or_is_refused(tmp_path: Path, data: st.DataObject) -> None:
+    maker = tiny_llama()
+    names = sorted({str(name) for name, _ in maker.keys} | {"llama.rope.dimension_count", "llama.rope.scaling.factor"})
+    for _ in range(data.draw(st.integers(1, 3))):
+        maker.replace_key(data.draw(st.sampled_from(names)), *data.draw(VALUES))
+    load_or_refuse(gguf_files(maker, tmp_path))
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@QUICK
+@given(data=st.data())
+def test_a_folder_with_any_value_in_any_field_loads_or_is_refused(tmp_path: Path, data: st.DataObject) -> None:
+    files = folder_files(tmp_path, generation_config={"eos_token_id": 2})
+    name = data.draw(st.sampled_from(["config", "tokenizer", "tokenizer_config", "generation_config"]))
+    path = tmp_path / "folder" / f"{name}.json"
+    content = json.loads(path.read_text())
+    target = content
+    if name == "tokenizer" and data.draw(st.booleans()):
+        target = content[data.draw(st.sampled_from(["model", "decoder", "pre_tokenizer"]))]
+    for _ in range(data.draw(st.integers(1, 2))):
+        target[data.draw(st.sampled_from(sorted(target)))] = data.draw(JSON)
+    path.write_text(json.dumps(content))
+    load_or_refuse(files)
 
 
 @pytest.mark.model
