@@ -110,6 +110,12 @@ def verdict(figure: Figure) -> str:
     return ""
 
 
+def show(figures: list[Figure]) -> None:
+    """Lines for people, as soon as they are known: a fault later must not lose what was measured."""
+    for figure, line in zip(figures, table(figures), strict=True):
+        print(f"{line:<105} {verdict(figure)}".rstrip(), flush=True)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default=DEFAULT_MODEL)
@@ -123,11 +129,13 @@ def main() -> int:
     options.repeats = 1 if options.quick else options.repeats
     machine = describe_machine()
     print(machine_line(machine), flush=True)
-    figures = measure_speed(options, machine) + measure_server(options)
+    figures = measure_speed(options, machine)
+    show(figures)
+    server = measure_server(options)
     if options.installed_size is not None:
-        figures.append(installed_size(options.installed_size))
-    for figure, line in zip(figures, table(figures), strict=True):
-        print(f"{line:<105} {verdict(figure)}".rstrip())
+        server.append(installed_size(options.installed_size))
+    show(server)
+    figures += server
     print(f"weights {format_size(float(str(machine['weight_bytes'])))}; KV allowed to the server {KV_BYTES}")
     named = {figure.name: figure.to_json() for figure in figures}
     print(json.dumps({"benchmark": "floor", "machine": machine, "figures": named}, ensure_ascii=False))

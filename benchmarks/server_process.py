@@ -52,10 +52,12 @@ class ServerProcess:
     ) -> None:
         self._process.send_signal(signal.SIGINT)
         try:
-            self._process.communicate(timeout=30)
+            output, _ = self._process.communicate(timeout=30)
         except subprocess.TimeoutExpired:
             self._process.kill()
-            self._process.communicate()
+            output, _ = self._process.communicate()
+        if error is not None:
+            print(output.decode(errors="replace"), file=sys.stderr)
 
     def complete(self, prompt: str, max_tokens: int) -> str:
         """One answer, to have the KV cache used a little."""

@@ -19,6 +19,9 @@ from octavo.engine.engine_request import EngineRequest, new_request_id
 from octavo.sampling_params import SamplingParams
 
 
+NAME_COLUMNS = 34  # so that tables printed one after the other stand under each other
+
+
 @dataclass(frozen=True, slots=True)
 class Load:
     """`num_streams` requests at once, `num_prompt_tokens` in, `num_new_tokens` out, greedy, EOS ignored."""
@@ -150,7 +153,7 @@ def _sampling(num_new_tokens: int) -> SamplingParams:
 
 def table(figures: Sequence[Figure]) -> list[str]:
     """Lines for people: name, median, spread, and the share of the memory's bandwidth where it was measured."""
-    width = max(len(figure.name) for figure in figures)
+    width = max(NAME_COLUMNS, *(len(figure.name) for figure in figures))
     lines = []
     for figure in figures:
         line = f"{figure.name:<{width}}  {_number(figure.median):>9} {figure.unit:<9}"

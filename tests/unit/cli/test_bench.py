@@ -53,7 +53,7 @@ def test_a_figure_is_its_median_with_its_spread() -> None:
     assert figure.to_json() == {
         "unit": "tokens/s", "median": 3.0, "values": [3.0, 100.0, 2.0], "share_of_bandwidth": 0.5, "read_bandwidth_gb_s": 30.0,
     }  # fmt: skip
-    assert table([figure]) == ["decode        3.0 tokens/s   2.0 .. 100   50% of 30.0 GB/s"]
+    assert table([figure]) == [f"{'decode':<34}        3.0 tokens/s   2.0 .. 100   50% of 30.0 GB/s"]
 
 
 def test_a_step_reads_the_weights_once_and_the_kv_of_every_stream(engine: Engine) -> None:
