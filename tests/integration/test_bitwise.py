@@ -110,6 +110,7 @@ def run(
     *,
     before: int = 0,
     others: int = 0,
+    others_tokens: int = 24,
     text: str = PROMPT,
     sampling: dict[str, Any] | None = None,
     **options: Any,
@@ -121,7 +122,7 @@ def run(
         for number in range(before):
             engine.add_request(target(engine, f"before {number}", text))
             drain(engine)
-        for request in company(engine, others):
+        for request in company(engine, others, others_tokens):
             engine.add_request(request)
         watch = Watch(engine)
         asked = target(engine, text=text, **(sampling or {}))
@@ -176,9 +177,8 @@ def test_among_31_others(smollm2_path: Path, alone: dict[int, Seen], chunk: int)
 
 @pytest.mark.parametrize("caching", [True, False])
 def test_preempted_and_resumed(smollm2_path: Path, alone: dict[int, Seen], caching: bool) -> None:
-    seen = run(
-        smollm2_path, others=8, num_gpu_blocks_override=36, max_num_batched_tokens=64, enable_prefix_caching=caching
-    )
+    pool: dict[str, Any] = {"num_gpu_blocks_override": 20, "max_model_len": 256, "max_num_batched_tokens": 64}
+    seen = run(smollm2_path, others=8, others_tokens=64, enable_prefix_caching=caching, **pool)
     assert seen[0].num_preemptions > 0
     assert seen[0].num_starts > 1
     assert_same(seen, alone)

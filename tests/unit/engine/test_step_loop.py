@@ -1,0 +1,207 @@
+"""The engine process's loop, turn by turn: frames that would be too large, a server that does not read, bad requests."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from octavo.engine import frames, process
+from octavo.engine.engine_request import EngineRequest
+from octavo.engine.info import EngineStats
+from octavo.errors import BadRequest
+from octavo.outputs import SequenceDelta
+
+Turn = Callable[[], list[SequenceDelta]]
+
+
+class ScriptedEngine:
+    """Each step is the next function of a script."""
+
+    def __init__(self) -> None:
+        self.script: list[Turn] = []
+        self.aborted: list[str] = []
+        self.added: list[str] = []
+        self.refusal: Exception | None = None
+        self.ran_nothing = False
+        self.num_idle_checks = 0
+
+    @property
+    def has_unfinished(self) -> bool:
+        return bool(self.script)
+
+    def step(self) -> list[SequenceDelta]:
+        return self.script.pop(0)()
+
+    def add_request(self, request: EngineRequest) -> None:
+        if self.refusal is not None:
+            raise self.refusal
+        self.added.append(request.request_id)
+
+    def abort(self, request_id: str) -> None:
+        self.aborted.append(request_id)
+
+    def check_idle(self) -> None:
+        self.num_idle_checks += 1
+
+    def stats(self) -> EngineStats:
+        return EngineStats(time=0.0)
+
+
+class Server:
+    """The other end, in the same thread: reads what has arrived so far."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.socket = sock
+        sock.setblocking(False)
+        self._data = b""
+
+    def read(self) -> list[frames.FromEngine]:
+        while True:
+            try:
+                chunk = self.socket.recv(1 << 20)
+            except BlockingIOError:
+                break
+            if not chunk:
+                break
+            self._data += chunk
+        got = []
+        while len(self._data) >= 4:
+            end = 4 + int.from_bytes(self._data[:4], "little")
+            if len(self._data) < end:
+                break
+            got.append(frames.decode_from_engine(self._data[4:end]))
+            self._data = self._data[end:]
+        return got
+
+    def leave(self) -> list[SequenceDelta]:
+        """As a step: the server is gone after it."""
+        self.socket.close()
+        return []
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[Server, socket.socket]]:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        yield Server(ours), theirs
+
+
+def delta(request_id: str, text: str) -> SequenceDelta:
+    return SequenceDelta(request_id, 0, text, (1,))
+
+
+def run(engine: ScriptedEngine, channel: frames.EngineChannel) -> None:
+    process.StepLoop(engine, channel).run()  # type: ignore[arg-type]
+
+
+def test_a_step_too_large_for_one_frame_goes_in_several_and_one_delta_too_large_ends_its_request(
+    ends: tuple[Server, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, theirs = ends
+    monkeypatch.setattr(frames, "MAX_FRAME_BYTES", 2000)
+    engine, got = ScriptedEngine(), []
+    whole = [delta(f"r{i}", str(i) * 500) for i in range(8)]
+    engine.script = [
+        lambda: whole,
+        lambda: [delta("big", "x" * 5000)],
+        lambda: (got.extend(server.read()), server.leave())[1],
+    ]
+    run(engine, frames.EngineChannel(theirs))
+    steps = [message for message in got if isinstance(message, frames.StepDone)]
+    assert [each for step in steps for each in step.deltas] == whole
+    assert len(steps) > 1
+    assert engine.aborted == ["big"]
+    (rejected,) = (message for message in got if isinstance(message, frames.Rejected))
+    assert (rejected.request_id, rejected.error.kind) == ("big", "TooLarge")
+
+
+def test_while_the_server_does_not_read_no_step_runs_but_aborts_are_taken(ends: tuple[Server, socket.socket]) -> None:
+    server, theirs = ends
+    engine = ScriptedEngine()
+    paused: list[int] = []
+
+    class Channel(frames.EngineChannel):
+        def wait(self, timeout_seconds: float) -> None:
+            paused.append(len(engine.script))
+            if len(paused) == 1:
+                server.socket.send(frames.encode(frames.Abort("slow")))
+            elif len(paused) == 2:
+                assert engine.aborted == ["slow"]
+                while self.is_congested:
+                    server.read()
+                    super().wait(0.0)
+            super().wait(0.0)
+
+    engine.script = [lambda: [delta("slow", "x" * 5_000_000)], lambda: [], server.leave]
+    run(engine, Channel(theirs, max_outbox_bytes=1000))
+    assert paused == [2, 2]  # both while two steps were left
+
+
+def test_a_refused_request_and_one_that_breaks_are_answered_each_alone(
+    ends: tuple[Server, socket.socket], capsys: pytest.CaptureFixture[str]
+) -> None:
+    server, theirs = ends
+    engine, got = ScriptedEngine(), []
+
+    def send(request_id: str, refusal: Exception | None) -> Turn:
+        def turn() -> list[SequenceDelta]:
+            engine.refusal = refusal
+            server.socket.send(frames.encode(frames.Add(EngineRequest(request_id, (1,)))))
+            return []
+
+        return turn
+
+    engine.script = [
+        send("refused", BadRequest("too long", param="prompt")),
+        send("broken", KeyError("secret 0x7fff")),
+        send("good", None),
+        lambda: (got.extend(server.read()), server.leave())[1],
+    ]
+    run(engine, frames.EngineChannel(theirs))
+    rejected = {message.request_id: message.error for message in got if isinstance(message, frames.Rejected)}
+    assert rejected["refused"].to_error().message == "too long"
+    assert rejected["broken"].kind == "InternalError"
+    assert "0x" not in rejected["broken"].message
+    assert engine.added == ["good"]
+    assert capsys.readouterr().err.count("Traceback") == 1
+
+
+def test_statistics_leave_before_the_outputs_that_end_an_answer(ends: tuple[Server, socket.socket]) -> None:
+    server, theirs = ends
+    engine, got = ScriptedEngine(), []
+    last = SequenceDelta("r", 0, "x", (1,), finish_reason="stop")
+    engine.script = [lambda: [last], lambda: (got.extend(server.read()), server.leave())[1]]
+    run(engine, frames.EngineChannel(theirs))
+    assert [type(message) for message in got] == [frames.Heartbeat, frames.Heartbeat, frames.StepDone]
+
+
+def test_an_idle_loop_looks_after_the_house_with_each_heartbeat(
+    ends: tuple[Server, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, theirs = ends
+    monkeypatch.setattr(process, "HEARTBEAT_SECONDS", 0.0)
+    engine = ScriptedEngine()
+
+    class Channel(frames.EngineChannel):
+        def wait(self, timeout_seconds: float) -> None:
+            if engine.num_idle_checks == 3:
+                server.socket.close()
+            super().wait(0.0)
+
+    run(engine, Channel(theirs))
+    assert engine.num_idle_checks >= 3
+
+
+def test_requests_that_never_get_a_plan_end_the_engine(
+    ends: tuple[Server, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, theirs = ends
+    monkeypatch.setattr(process, "STALL_LIMIT_SECONDS", 0.0)
+    engine: Any = ScriptedEngine()
+    engine.ran_nothing = True
+    engine.script = [lambda: []] * 3
+    with pytest.raises(Exception, match="nothing ran"):
+        run(engine, frames.EngineChannel(theirs))
