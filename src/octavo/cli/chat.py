@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from octavo.cli.generation import generation_options, sampling_from
-from octavo.cli.options import LOCAL_OPTIONS, engine_config, with_options
+from octavo.cli.generation import generation_options, local_config, sampling_from
+from octavo.cli.options import LOCAL_OPTIONS, with_options
 from octavo.errors import ConfigError, RequestError
 
 if TYPE_CHECKING:
@@ -160,7 +160,7 @@ def chat_command(model: str | None, system: str | None, **values: Any) -> None:
     is_terminal = sys.stdin.isatty()
     if is_terminal:
         import readline  # noqa: F401  (line editing for input())
-    with Session.open(engine_config(model, values, max_num_seqs=1)) as session:
+    with Session.open(local_config(model, values)) as session:
         if not session.has_template:
             raise ConfigError(f"{session.info.model} has no chat template; continue a text with octavo run --raw")
         if is_terminal:

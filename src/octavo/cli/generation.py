@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from octavo.cli.options import engine_config
+
 if TYPE_CHECKING:
+    from octavo.config import EngineConfig
     from octavo.sampling_params import SamplingParams
 
 Command = TypeVar("Command", bound=Callable[..., object])
@@ -41,3 +45,8 @@ def sampling_from(values: Mapping[str, Any]) -> SamplingParams:
     from octavo.sampling_params import SamplingParams
 
     return SamplingParams(**{name: values[name] for name in _FIELDS})
+
+
+def local_config(model: str | None, values: Mapping[str, Any]) -> EngineConfig:
+    """An engine for one conversation. Without --seed it draws other numbers every time it starts."""
+    return engine_config(model, values, max_num_seqs=1, seed=secrets.randbits(63))

@@ -18,7 +18,6 @@ from octavo.engine.engine import Engine
 from octavo.engine.engine_request import EngineRequest, new_request_id
 from octavo.sampling_params import SamplingParams
 
-
 NAME_COLUMNS = 34  # so that tables printed one after the other stand under each other
 
 

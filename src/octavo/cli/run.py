@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from octavo.cli.generation import generation_options, sampling_from
-from octavo.cli.options import LOCAL_OPTIONS, engine_config, with_options
+from octavo.cli.generation import generation_options, local_config, sampling_from
+from octavo.cli.options import LOCAL_OPTIONS, with_options
 from octavo.errors import BadRequest
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def run_command(
 
     sampling = sampling_from(values)
     text = read_prompt(prompt)
-    with Session.open(engine_config(model, values, max_num_seqs=1)) as session, Interrupt() as interrupt:
+    with Session.open(local_config(model, values)) as session, Interrupt() as interrupt:
         tokens = prompt_tokens(session, text, system, raw)
         start = time.perf_counter()
         first, num_tokens, last = start, 0, ""

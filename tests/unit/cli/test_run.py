@@ -33,6 +33,10 @@ def test_the_same_seed_draws_the_same_answer() -> None:
     assert first == again != other
 
 
+def test_without_a_seed_each_answer_is_drawn_anew() -> None:
+    assert answer("hi", "--temperature", "1") != answer("hi", "--temperature", "1")
+
+
 def test_raw_continues_the_text_without_the_template() -> None:
     assert answer("hello", "--raw") != answer("hello")
 
