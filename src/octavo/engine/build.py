@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from octavo.config import EngineConfig, ExecutorName, octavo_home
+from octavo.config import EngineConfig, ExecutorName, KVDtype, octavo_home
 from octavo.core.scheduler import Scheduler, SchedulerConfig
 from octavo.engine.engine import Engine
 from octavo.engine.fake_model import FAKE_BYTES_PER_TOKEN, FAKE_CONTEXT_LENGTH, fake_next_token
@@ -213,7 +213,7 @@ def _make_executor(
     config: EngineConfig,
     model: LoadedModel,
     executor_name: ExecutorName,
-    kv_dtype: str,
+    kv_dtype: KVDtype,
     budget: KVBudget,
     report: ProgressCallback,
 ) -> Executor:
@@ -246,7 +246,7 @@ def _make_executor(
     )
 
 
-def _kv_dtype(config: EngineConfig, executor_name: ExecutorName) -> str:
+def _kv_dtype(config: EngineConfig, executor_name: ExecutorName) -> KVDtype:
     """Raises ConfigError where the executor has no such KV cache."""
     if executor_name == "reference":
         if config.kv_cache_dtype == "bfloat16":

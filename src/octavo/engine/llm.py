@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from octavo.config import DEFAULT_MODEL, EngineConfig
+from octavo.config import DEFAULT_MODEL, EngineConfig, forced_isa
 from octavo.engine.build import build_engine, make_chat_template
 from octavo.engine.engine_request import EngineRequest, new_request_id
 from octavo.engine.info import EngineInfo, EngineStats
@@ -36,10 +36,11 @@ PROGRESS_MIN_REQUESTS = 2  # a single short answer needs no bar
 
 
 class LLM:
-    """Options are those of EngineConfig, by name. Raises ConfigError or ModelFileError when the engine cannot start."""
+    """Options are those of EngineConfig, by name; `isa` is OCTAVO_ISA where it is not given. Raises ConfigError or
+    ModelFileError when the engine cannot start."""
 
     def __init__(self, model: str = DEFAULT_MODEL, **options: Any) -> None:
-        self._config = EngineConfig.from_options({"model": model, **options})
+        self._config = EngineConfig.from_options({"model": model, "isa": forced_isa(), **options})
         self._engine = build_engine(self._config)
         self._template = make_chat_template(self._engine)
         self._is_closed = False

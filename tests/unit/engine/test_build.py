@@ -1,0 +1,102 @@
+"""What `build_engine` decides, and what it refuses. Whole models are marked `model`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from octavo.config import EngineConfig
+from octavo.engine.build import build_engine, make_chat_template
+from octavo.engine.engine_request import EngineRequest
+from octavo.errors import ConfigError, ModelFileError
+from octavo.sampling_params import SamplingParams
+
+
+def fake(**options: Any) -> EngineConfig:
+    return EngineConfig(model="fake", **options)
+
+
+def test_the_fake_model_has_a_context_of_2048_or_what_is_asked() -> None:
+    assert build_engine(fake()).info.max_model_len == 2048
+    info = build_engine(fake(max_model_len=100_000, max_num_seqs=2, block_size=4)).info
+    assert (info.max_model_len, info.block_size, info.num_blocks) == (100_000, 4, 50_000)
+
+
+def test_the_pool_may_be_set_and_lowers_the_context_with_a_line() -> None:
+    info = build_engine(fake(num_gpu_blocks_override=10)).info
+    assert (info.num_blocks, info.max_model_len) == (10, 160)
+    assert len(info.warnings) == 1
+    assert "160" in info.warnings[0]
+
+
+def test_the_executor_must_fit_the_model() -> None:
+    for executor in ("cpu", "reference"):
+        with pytest.raises(ConfigError, match="cannot run the model 'fake'"):
+            build_engine(fake(executor=executor))
+
+
+def test_fake_as_executor_of_a_real_model_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(b"GGUF")
+    with pytest.raises(ConfigError, match="executor fake"):
+        build_engine(EngineConfig(model=str(path), executor="fake"))
+
+
+def test_a_broken_file_is_the_files_error(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(b"GGUF")
+    with pytest.raises(ModelFileError, match=r"model\.gguf"):
+        build_engine(EngineConfig(model=str(path)))
+
+
+def test_the_fake_models_template_renders() -> None:
+    template = make_chat_template(build_engine(fake()))
+    assert template is not None
+    assert template.render([{"role": "user", "content": "hi"}]).endswith("<|im_start|>assistant\n")
+
+
+def test_progress_is_told_of_in_fractions() -> None:
+    told: list[tuple[str, float]] = []
+    build_engine(fake(), progress=lambda stage, fraction: told.append((stage, fraction)))
+    assert all(0.0 <= fraction <= 1.0 for _, fraction in told)
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("executor", ["cpu", "reference"])
+def test_the_default_model_answers_on_each_executor(smollm2_path: Path, executor: Any) -> None:
+    told: list[float] = []
+    config = EngineConfig(model=str(smollm2_path), executor=executor, max_model_len=64, max_num_seqs=1, num_threads=2)
+    engine = build_engine(config, progress=lambda stage, fraction: told.append(fraction))
+    info = engine.info
+    assert (info.executor, info.architecture, info.vocab_size, info.max_model_len) == (executor, "llama", 49152, 64)
+    assert info.kv_cache_bytes == info.num_blocks * info.kv_bytes_per_block > 0
+    assert info.weight_bytes > 0
+    prompt = tuple(engine.tokenizer.encode("The capital of France is"))
+    engine.add_request(EngineRequest("r", prompt, SamplingParams(temperature=0.0, max_tokens=2)))
+    text = ""
+    while engine.has_unfinished:
+        text += "".join(delta.text for delta in engine.step())
+    assert text.startswith(" Paris")
+    assert told[-1] == 1.0 or executor == "reference"
+    engine.close()
+
+
+@pytest.mark.model
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"block_size": 24}, "start with --block-size 32"),
+        ({"executor": "reference", "kv_cache_dtype": "bfloat16"}, "keeps float32"),
+        ({"isa": "vax"}, "vax"),
+        ({"max_model_len": 8193}, "made for 8192 tokens"),
+        ({"kv_cache_memory_bytes": 1000}, "holds no KV block"),
+        ({"kv_cache_memory_bytes": 10_000_000, "max_model_len": 8192}, "largest that fits is 432"),
+    ],
+)
+def test_options_that_clash_are_told_before_the_weights_are_packed(
+    smollm2_path: Path, options: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        build_engine(EngineConfig(model=str(smollm2_path), **options))
