@@ -20,9 +20,13 @@ constexpr int64_t kBuckets = 1024;
 constexpr int64_t kSortable = 32;    // so few are sorted by insertion
 constexpr int64_t kScanBlock = 256;  // tokens a vectorised pass handles before a scalar one looks at them
 
+struct Bucket {
+  double mass;
+  double count;  // a whole number; beside the mass, so that one vector addition counts and weighs a token
+};
+
 struct Histogram {
-  double mass[kBuckets + 1];  // the last bucket takes what is ruled out
-  int32_t count[kBuckets + 1];
+  Bucket buckets[kBuckets + 1];  // the last one takes what is ruled out
 };
 
 // The scratch of one thread, laid over the caller's bytes. `marks` are zero between calls.
@@ -49,27 +53,37 @@ static inline SampleScratch lay_out_scratch(void* scratch, int64_t vocab_size) {
   return out;
 }
 
-// e^x for x <= 0, within 2 units in the last place, exactly 1 at 0; below -708 it stays at e^-708. No branch, no call:
-// loops over it vectorise. Taylor's series to x^13 after taking out powers of two.
+// One rounding where the instruction set has it; never a call.
+static inline double fused(double a, double b, double c) {
+#if defined(__FMA__) || defined(__aarch64__)
+  return __builtin_fma(a, b, c);
+#else
+  return a * b + c;
+#endif
+}
+
+constexpr double kLeastExponent = -708.0;  // e^x is a normal number from here on
+
+// e^x for kLeastExponent <= x <= 0, within 2 units in the last place, exactly 1 at 0. No branch, no call: loops over it
+// vectorise. Taylor's series to x^13 after taking out powers of two.
 static inline double exp_of(double x) {
-  const double bounded = x > -708.0 ? x : -708.0;
-  const double shifted = bounded * 1.4426950408889634 + 0x1.8p52;  // the low bits hold the nearest integer
+  const double shifted = fused(x, 1.4426950408889634, 0x1.8p52);  // the low bits hold the nearest integer
   const double n = shifted - 0x1.8p52;
-  const double r = (bounded - n * 6.93147180369123816490e-01) - n * 1.90821492927058770002e-10;
+  const double r = fused(n, -1.90821492927058770002e-10, fused(n, -6.93147180369123816490e-01, x));
   double p = 1.0 / 6227020800.0;
-  p = p * r + 1.0 / 479001600.0;
-  p = p * r + 1.0 / 39916800.0;
-  p = p * r + 1.0 / 3628800.0;
-  p = p * r + 1.0 / 362880.0;
-  p = p * r + 1.0 / 40320.0;
-  p = p * r + 1.0 / 5040.0;
-  p = p * r + 1.0 / 720.0;
-  p = p * r + 1.0 / 120.0;
-  p = p * r + 1.0 / 24.0;
-  p = p * r + 1.0 / 6.0;
-  p = p * r + 0.5;
-  p = p * r + 1.0;
-  p = p * r + 1.0;
+  p = fused(p, r, 1.0 / 479001600.0);
+  p = fused(p, r, 1.0 / 39916800.0);
+  p = fused(p, r, 1.0 / 3628800.0);
+  p = fused(p, r, 1.0 / 362880.0);
+  p = fused(p, r, 1.0 / 40320.0);
+  p = fused(p, r, 1.0 / 5040.0);
+  p = fused(p, r, 1.0 / 720.0);
+  p = fused(p, r, 1.0 / 120.0);
+  p = fused(p, r, 1.0 / 24.0);
+  p = fused(p, r, 1.0 / 6.0);
+  p = fused(p, r, 0.5);
+  p = fused(p, r, 1.0);
+  p = fused(p, r, 1.0);
   uint64_t bits, power;
   memcpy(&power, &shifted, 8);
   memcpy(&bits, &p, 8);
@@ -206,8 +220,17 @@ struct Goal {
   }
 };
 
-static inline double weight_of(const Distribution& d, float value) {
-  return exp_of((static_cast<double>(value) - d.top) * d.inverse_temperature);
+static inline double exponent_of(const Distribution& d, float value) {
+  const double exponent = (static_cast<double>(value) - d.top) * d.inverse_temperature;
+  return exponent > kLeastExponent ? exponent : kLeastExponent;
+}
+
+static inline double weight_of(const Distribution& d, float value) { return exp_of(exponent_of(d, value)); }
+
+// In two loops: the bound's comparison in one with the series would keep gcc 12 from vectorising it.
+static inline void weights_of(const Distribution& d, const float* values, int64_t count, double* weights) {
+  for (int64_t i = 0; i < count; ++i) weights[i] = exponent_of(d, values[i]);
+  for (int64_t i = 0; i < count; ++i) weights[i] = exp_of(weights[i]);
 }
 
 // Greater values lie in lower buckets; what is ruled out lies in bucket kBuckets.
@@ -226,15 +249,16 @@ static inline void add_to_histogram(const Distribution& d, const float* values, 
                                     float* ruled, Histogram* to) {
   double weights[kScanBlock];
   int32_t buckets[kScanBlock];
-  for (int64_t i = 0; i < count; ++i) weights[i] = weight_of(d, values[i]);
+  weights_of(d, values, count, weights);
   if (least > 0.0) {
     const float lowest = float_of_bits(0xff800000u);
     for (int64_t i = 0; i < count; ++i) ruled[i] = weights[i] >= least ? values[i] : lowest;
   }
   for (int64_t i = 0; i < count; ++i) buckets[i] = bucket_of(d, values[i]);
   for (int64_t i = 0; i < count; ++i) {
-    to->mass[buckets[i]] += weights[i];
-    ++to->count[buckets[i]];
+    Bucket& bucket = to->buckets[buckets[i]];
+    bucket.mass += weights[i];
+    bucket.count += 1.0;
   }
 }
 
@@ -260,8 +284,8 @@ static inline Distribution distribute(const SampleRow& row, int64_t vocab_size, 
     add_to_histogram(d, s.values + begin, count, row.min_p, s.values + begin, s.coarse);
   }
   for (int64_t b = 0; b < kBuckets; ++b) {
-    d.mass += s.coarse->mass[b];
-    d.count += s.coarse->count[b];
+    d.mass += s.coarse->buckets[b].mass;
+    d.count += static_cast<int64_t>(s.coarse->buckets[b].count);
   }
   return d;
 }
@@ -272,11 +296,11 @@ static inline int32_t cross_buckets(const Histogram& from, const Goal& goal, Pre
   Prefix before_last = *have;
   Prefix walked = *have;
   for (int32_t b = 0; b < kBuckets; ++b) {
-    if (from.count[b] == 0) continue;
+    if (from.buckets[b].count == 0.0) continue;
     last = b;
     before_last = walked;
-    walked.count += from.count[b];
-    walked.mass += from.mass[b];
+    walked.count += static_cast<int64_t>(from.buckets[b].count);
+    walked.mass += from.buckets[b].mass;
     if (goal.is_reached(walked.count, walked.mass)) break;
   }
   *have = before_last;
@@ -378,11 +402,14 @@ static inline void draw_tokens(const SampleRow& row, int64_t vocab_size, float t
 
 // log of the sum of e^(logit - top), float64: eight partial sums, each over every eighth token.
 static inline double log_mass(const float* logits, int64_t count, double top) {
+  Distribution d{};
+  d.top = top;
+  d.inverse_temperature = 1.0;
   double sums[8] = {};
   double weights[kScanBlock];
   for (int64_t begin = 0; begin < count; begin += kScanBlock) {
     const int64_t size = begin + kScanBlock < count ? kScanBlock : count - begin;
-    for (int64_t i = 0; i < size; ++i) weights[i] = exp_of(static_cast<double>(logits[begin + i]) - top);
+    weights_of(d, logits + begin, size, weights);
     for (int64_t i = size; i < kScanBlock; ++i) weights[i] = 0.0;
     for (int64_t i = 0; i < kScanBlock; i += 8) {
       for (int64_t lane = 0; lane < 8; ++lane) sums[lane] += weights[i + lane];
