@@ -2,6 +2,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
@@ -9,11 +10,13 @@
 #include <optional>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "arena.h"
 #include "arrays.h"
 #include "bindings.h"
+#include "drawing.h"
 #include "program.h"
 #include "runner.h"
 
@@ -148,51 +151,93 @@ void init_program(Program* self, const std::string& isa, int64_t num_kv_heads, i
   new (self) Program(kernels_for(isa), num_kv_heads, head_dim, std::move(places));
 }
 
-// Copies the wanted rows' logits out and takes the greatest of each.
-class Greedy : public HeadConsumer {
- public:
-  Greedy(int64_t vocab_size, int32_t* tokens, float* logits)
-      : vocab_size_(vocab_size), tokens_(tokens), logits_(logits) {}
-  void take(int64_t index, const float* logits, int) noexcept override {
-    int64_t best = 0;
-    for (int64_t i = 1; i < vocab_size_; ++i) best = logits[i] > logits[best] ? i : best;
-    tokens_[index] = static_cast<int32_t>(best);
-    if (logits_ != nullptr) std::copy(logits, logits + vocab_size_, logits_ + index * vocab_size_);
+void init_draw_parameters(DrawParameters* self, double temperature, double top_p, double min_p, int64_t top_k,
+                          float repetition_penalty, float frequency_penalty, float presence_penalty,
+                          std::vector<int32_t> bias_ids, std::vector<float> biases, uint64_t seed,
+                          uint32_t sample_index, int64_t num_prompt_tokens, int64_t min_tokens,
+                          std::vector<int32_t> end_token_ids, int64_t num_top) {
+  DrawParameters* p = new (self) DrawParameters();
+  p->temperature = temperature;
+  p->top_p = top_p;
+  p->min_p = min_p;
+  p->top_k = top_k;
+  p->repetition_penalty = repetition_penalty;
+  p->frequency_penalty = frequency_penalty;
+  p->presence_penalty = presence_penalty;
+  p->bias_ids = std::move(bias_ids);
+  p->biases = std::move(biases);
+  p->seed = seed;
+  p->sample_index = sample_index;
+  p->num_prompt_tokens = num_prompt_tokens;
+  p->min_tokens = min_tokens;
+  p->end_token_ids = std::move(end_token_ids);
+  p->num_top = num_top;
+}
+
+// The best tokens reported for one row or prompt query.
+std::vector<std::pair<int32_t, float>> top_of(const Drawing& drawing, int64_t item, int64_t num_top) {
+  require(item >= 0 && item < static_cast<int64_t>(drawing.statuses().size()) && num_top <= drawing.max_top(),
+          "no such item");
+  std::vector<std::pair<int32_t, float>> top;
+  for (int64_t i = 0; i < num_top; ++i) {
+    const size_t at = static_cast<size_t>(item * drawing.max_top() + i);
+    if (drawing.top_ids()[at] >= 0) top.emplace_back(drawing.top_ids()[at], drawing.top_logprobs()[at]);
   }
+  return top;
+}
 
- private:
-  int64_t vocab_size_;
-  int32_t* tokens_;
-  float* logits_;
-};
-
-void run(Runner& runner, Ints row_ids, Ints token_ids, Ints positions, std::vector<Longs> slots, Ints query_start,
-         Ints seq_lens, std::vector<Table> block_tables, Ints wanted, Array<int32_t, 1> tokens,
-         std::optional<OutMatrix> logits, int64_t vocab_size) {
+StepArrays step_arrays(const Ints& row_ids, const Ints& token_ids, const Ints& positions,
+                       const std::vector<Longs>& slot_mapping, const Ints& query_start_loc, const Ints& seq_lens,
+                       const std::vector<Table>& block_tables) {
   StepArrays step{};
   step.num_tokens = extent(token_ids, 0);
   step.num_seqs = extent(row_ids, 0);
   require(extent(positions, 0) == step.num_tokens, "positions: an entry a token");
-  require(extent(query_start, 0) == step.num_seqs + 1 && extent(seq_lens, 0) == step.num_seqs,
+  require(extent(query_start_loc, 0) == step.num_seqs + 1 && extent(seq_lens, 0) == step.num_seqs,
           "query_start_loc and seq_lens: an entry a sequence");
   step.row_ids = row_ids.data();
   step.token_ids = token_ids.data();
   step.positions = positions.data();
-  step.query_start = query_start.data();
+  step.query_start = query_start_loc.data();
   step.seq_lens = seq_lens.data();
-  for (const Longs& s : slots) {
-    require(extent(s, 0) == step.num_tokens, "slot_mapping: an entry a token");
-    step.slots.push_back(s.data());
+  for (const Longs& slots : slot_mapping) {
+    require(extent(slots, 0) == step.num_tokens, "slot_mapping: an entry a token");
+    step.slots.push_back(slots.data());
   }
   for (const Table& table : block_tables) {
+    require(step.block_tables.empty() || (extent(table, 0) == step.table_rows && extent(table, 1) == step.table_stride),
+            "block_tables: all of one shape");
     step.block_tables.push_back(table.data());
     step.table_rows = extent(table, 0);
     step.table_stride = extent(table, 1);
   }
-  const std::vector<int32_t> rows(wanted.data(), wanted.data() + extent(wanted, 0));
-  Greedy greedy(vocab_size, tokens.data(), logits ? logits->data() : nullptr);
+  return step;
+}
+
+void run(Runner& runner, Drawing& drawing, const Ints& row_ids, const Ints& token_ids, const Ints& positions,
+         const std::vector<Longs>& slot_mapping, const Ints& query_start_loc, const Ints& seq_lens,
+         const std::vector<Table>& block_tables, const Ints& logits_rows, const Ints& draw_rows,
+         const Ints& num_samples, const Table& prompt_queries, const Table& row_tokens, const Ints& row_num_tokens,
+         std::optional<OutMatrix> logits) {
+  const StepArrays step =
+      step_arrays(row_ids, token_ids, positions, slot_mapping, query_start_loc, seq_lens, block_tables);
+  const auto ints = [](const Ints& a) { return std::vector<int32_t>(a.data(), a.data() + a.size()); };
+  require(draw_rows.size() == logits_rows.size(), "draw_rows: an entry a row of logits");
+  require(extent(prompt_queries, 1) == 3, "prompt_queries: [n, 3], token of the step, next token, alternatives");
+  require(extent(row_tokens, 0) == extent(row_num_tokens, 0), "row_num_tokens: an entry a row");
+  require(!logits || extent(*logits, 0) == extent(draw_rows, 0), "logits: a row a row that draws");
+  require(!logits || extent(*logits, 1) == runner.vocab_size(), "logits: a column a token of the vocabulary");
+  std::vector<int32_t> wanted = ints(logits_rows);
+  std::vector<PromptQuery> queries;
+  for (int64_t i = 0; i < extent(prompt_queries, 0); ++i) {
+    const int32_t* query = prompt_queries.data() + 3 * i;
+    queries.push_back({query[0], query[1], query[2]});
+    wanted.push_back(query[0]);
+  }
+  const TokenTable tokens{row_tokens.data(), row_num_tokens.data(), extent(row_tokens, 0), extent(row_tokens, 1)};
+  drawing.begin(tokens, ints(draw_rows), ints(num_samples), std::move(queries), logits ? logits->data() : nullptr);
   const nb::gil_scoped_release release;
-  runner.run(step, rows, greedy);
+  runner.run(step, wanted, drawing);
 }
 
 }  // namespace
@@ -232,11 +277,41 @@ void bind_program(nb::module_& m) {
       .def("output", &Program::set_output, nb::arg("x"))
       .def("finish", &Program::finish, nb::arg("max_tokens"));
 
+  nb::class_<Drawing>(m, "Drawing", "How each row draws, and what the latest step drew.")
+      .def("__init__",
+           [](Drawing* self, const std::string& isa, int64_t vocab_size, int64_t num_rows, int num_threads) {
+             require(vocab_size > 0 && num_rows > 0 && num_threads > 0, "sizes are at least 1");
+             new (self) Drawing(kernels_for(isa), vocab_size, num_rows, num_threads);
+           },
+           nb::arg("isa"), nb::arg("vocab_size"), nb::arg("num_rows"), nb::arg("num_threads"))
+      .def("set_row",
+           [](Drawing& drawing, int64_t row, const DrawParameters& parameters) { drawing.set_row(row, parameters); },
+           nb::arg("row"), nb::arg("parameters"))
+      .def_prop_ro("token_ids", &Drawing::token_ids, nb::rv_policy::copy)
+      .def_prop_ro("logprobs", &Drawing::logprobs, nb::rv_policy::copy)
+      .def_prop_ro("any_logprobs", &Drawing::any_logprobs)
+      .def_prop_ro("statuses",
+                   [](const Drawing& d) {
+                     const std::vector<uint8_t>& s = d.statuses();
+                     return nb::bytes(reinterpret_cast<const char*>(s.data()), s.size());
+                   })
+      .def("top", &top_of, nb::arg("item"), nb::arg("num_top"));
+
+  nb::class_<DrawParameters>(m, "DrawParameters", "How one row draws.")
+      .def("__init__", &init_draw_parameters, nb::kw_only(), nb::arg("temperature"), nb::arg("top_p"), nb::arg("min_p"), nb::arg("top_k"),
+           nb::arg("repetition_penalty"), nb::arg("frequency_penalty"), nb::arg("presence_penalty"),
+           nb::arg("bias_ids"), nb::arg("biases"), nb::arg("seed"), nb::arg("sample_index"),
+           nb::arg("num_prompt_tokens"), nb::arg("min_tokens"), nb::arg("end_token_ids"), nb::arg("num_top"));
+
   nb::class_<Runner>(m, "Runner", "Runs a finished program over steps.")
       .def(nb::init<const Program&, Arena&, ThreadPool&, int64_t>(), nb::arg("program"), nb::arg("arena"),
            nb::arg("pool"), nb::arg("max_model_len"), nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(),
            nb::keep_alive<1, 4>())
-      .def("run", &run);
+      .def_prop_ro("vocab_size", &Runner::vocab_size)
+      .def("run", &run, nb::arg("drawing"), nb::arg("row_ids"), nb::arg("token_ids"), nb::arg("positions"),
+           nb::arg("slot_mapping"), nb::arg("query_start_loc"), nb::arg("seq_lens"), nb::arg("block_tables"),
+           nb::arg("logits_rows"), nb::arg("draw_rows"), nb::arg("num_samples"), nb::arg("prompt_queries"),
+           nb::arg("row_tokens"), nb::arg("row_num_tokens"), nb::arg("logits").none());
 }
 
 }  // namespace octavo

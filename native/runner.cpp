@@ -37,7 +37,7 @@ int64_t heads_per_kv_head(const Program& program, int64_t num_heads) { return nu
 }  // namespace
 
 Runner::Runner(const Program& program, Arena& arena, ThreadPool& pool, int64_t max_model_len)
-    : program_(program), kernels_(program.kernels()), arena_(arena), pool_(pool), vocab_size_(0) {
+    : program_(program), kernels_(program.kernels()), arena_(arena), pool_(pool), num_token_ids_(0) {
   const int64_t dim = arena.layer(0).dim;
   int64_t max_rows = 1;
   for (const AttendKind& kind : program.attend_kinds()) {
@@ -45,7 +45,7 @@ Runner::Runner(const Program& program, Arena& arena, ThreadPool& pool, int64_t m
   }
   for (const Stage& stage : program.stages()) {
     for (const Op& op : stage.ops) {
-      if (op.kind == OpKind::kEmbed) vocab_size_ = op.weight->weight().rows;
+      if (op.kind == OpKind::kEmbed) num_token_ids_ = op.weight->weight().rows;
     }
   }
   scratch_bytes_ = kernels_.attend_scratch_bytes(max_rows, dim);
@@ -78,7 +78,7 @@ void Runner::check(const StepArrays& step, const std::vector<int32_t>& wanted) c
   require(step.query_start[0] == 0 && step.query_start[step.num_seqs] == step.num_tokens,
           "query ranges do not cover the step");
   for (int64_t t = 0; t < step.num_tokens; ++t) {
-    require(step.token_ids[t] >= 0 && step.token_ids[t] < vocab_size_, "a token id lies outside the vocabulary");
+    require(step.token_ids[t] >= 0 && step.token_ids[t] < num_token_ids_, "a token id lies outside the vocabulary");
     require(step.positions[t] >= 0, "a position is negative");
   }
   const int64_t num_slots = arena_.num_blocks() * arena_.block_size();

@@ -46,6 +46,8 @@ class Runner {
   Runner(const Runner&) = delete;
   Runner& operator=(const Runner&) = delete;
 
+  int64_t vocab_size() const { return program_.width(program_.output()); }
+
   // `wanted`: tokens of the step whose logits are wanted. Throws std::invalid_argument for arrays that point outside
   // the arena or the vocabulary, having run nothing.
   void run(const StepArrays& step, const std::vector<int32_t>& wanted, HeadConsumer& consumer);
@@ -69,7 +71,7 @@ class Runner {
   const Kernels& kernels_;
   Arena& arena_;
   ThreadPool& pool_;
-  int64_t vocab_size_;
+  int64_t num_token_ids_;  // rows of the embedding
   uint8_t* workspace_ = nullptr;
   uint8_t* rounded_ = nullptr;
   uint8_t* scratch_ = nullptr;  // one piece a thread

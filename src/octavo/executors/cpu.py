@@ -18,13 +18,19 @@ from octavo.core.block import BlockId, SeqId
 from octavo.core.protocols import ExecutorInfo
 from octavo.core.scheduler_output import SchedulerOutput, StepOutput
 from octavo.errors import ConfigError
+from octavo.executors.cpu_drawing import (
+    FAILURES,
+    PromptQueries,
+    draw_parameters,
+    prompt_logprobs,
+    prompt_queries,
+    sampled_logprobs,
+)
 from octavo.executors.cpu_program import lower
 from octavo.executors.cpu_threads import default_num_threads
-from octavo.executors.rows import Rows, StepBatch
-from octavo.outputs import TokenLogprobs
+from octavo.executors.rows import Rows
 from octavo.program.ops import Program
 from octavo.program.parameters import ParameterSource
-from octavo.sampling import reference as sampling
 
 Float32 = npt.NDArray[np.float32]
 TILE_TOKENS = 16  # block sizes are multiples of it
@@ -57,7 +63,6 @@ class CpuExecutor:
         self._kv_dtype = "bfloat16" if kv_dtype == "auto" else kv_dtype
         self._isa = _check_isa(isa)
         self._pool = _native.ThreadPool(num_threads or default_num_threads())
-        self._vocab_size = program.vocab_size
         self._lowered = lower(
             program,
             source,
@@ -76,6 +81,7 @@ class CpuExecutor:
             dtype=self._kv_dtype,
         )
         self._runner = _native.Runner(self._lowered.native, self._arena, self._pool, max_model_len)
+        self._drawing = _native.Drawing(self._isa, program.vocab_size, max_num_seqs, self._pool.size)
         self._rows = Rows(max_num_seqs, max_model_len, block_size, len(program.kv_groups))
         self.keep_logits = keep_logits
         self.last_logits: dict[SeqId, Float32] = {}  # [vocab_size] of each row that drew in the latest step
@@ -96,65 +102,51 @@ class CpuExecutor:
     def execute(self, plan: SchedulerOutput) -> StepOutput:
         """One step; see `core.protocols.Executor`."""
         started = time.perf_counter()
-        self._rows.apply(plan)
+        rows = self._rows
+        rows.apply(plan)
+        for added in plan.added:
+            self._drawing.set_row(rows.row_of[added.seq_id], draw_parameters(added))
         if plan.copies:
             self._arena.copy(list(plan.copies))
-        batch = self._rows.batch(plan)
-        wanted = batch.logits_rows
-        tokens = np.zeros(len(wanted), np.int32)
-        logits = np.empty((len(wanted), self._vocab_size), np.float32)
+        batch = rows.batch(plan)
+        asked = prompt_queries(plan, batch, rows)
+        drawn = [(s, n) for s, n in zip(plan.seq_ids, plan.num_samples, strict=True) if n]
+        logits = np.empty((len(drawn), self._runner.vocab_size), np.float32) if self.keep_logits else None
         self._runner.run(
-            batch.row_ids,
-            batch.token_ids,
-            batch.positions,
-            list(batch.slot_mapping),
-            batch.query_start_loc,
-            batch.seq_lens,
-            list(batch.block_tables),
-            wanted,
-            tokens,
-            logits,
-            self._vocab_size,
+            drawing=self._drawing,
+            row_ids=batch.row_ids,
+            token_ids=batch.token_ids,
+            positions=batch.positions,
+            slot_mapping=batch.slot_mapping,
+            query_start_loc=batch.query_start_loc,
+            seq_lens=batch.seq_lens,
+            block_tables=batch.block_tables,
+            logits_rows=batch.logits_rows,
+            draw_rows=np.fromiter((rows.row_of[s] for s, _ in drawn), np.int32, len(drawn)),
+            num_samples=batch.num_samples,
+            prompt_queries=asked.queries,
+            row_tokens=rows.token_ids,
+            row_num_tokens=rows.num_tokens,
+            logits=logits,
         )
-        return self._draw(plan, batch, logits, started)
+        if logits is not None:
+            self.last_logits = {s: row for (s, _), row in zip(drawn, logits, strict=True)}
+        return self._output(drawn, asked, started)
 
-    def _draw(self, plan: SchedulerOutput, batch: StepBatch, logits: Float32, started: float) -> StepOutput:
-        self.last_logits = {}
-        token_ids: list[int] = []
+    def _output(self, drawn: Sequence[tuple[SeqId, int]], asked: PromptQueries, started: float) -> StepOutput:
+        """Reads what was drawn, and appends each row's first token to it."""
+        rows, drawing = self._rows, self._drawing
+        token_ids = drawing.token_ids
         failed: dict[SeqId, str] = {}
-        logprobs: dict[int, TokenLogprobs] = {}
         place = 0
-        for seq_id, num_samples in zip(plan.seq_ids, plan.num_samples, strict=True):
-            if not num_samples:
-                continue
-            row_logits = logits[place]
-            place += 1
-            first = len(token_ids)
-            added = self._rows.added[seq_id]
-            row = self._rows.row_of[seq_id]
-            tokens = self._rows.token_ids[row, : self._rows.num_tokens[row]].tolist()
-            try:
-                for i in range(num_samples):
-                    drawer = sampling.Drawer(
-                        added.sampling,
-                        added.seed,
-                        added.sample_index + i,
-                        tokens[: added.num_prompt_tokens],
-                        tokens[added.num_prompt_tokens :],
-                        added.end_token_ids,
-                    )
-                    token_ids.append(sampling.draw(row_logits, drawer))
-                    if added.sampling.logprobs is not None:
-                        logprobs[len(token_ids) - 1] = sampling.token_logprobs(
-                            row_logits, token_ids[-1], added.sampling.logprobs
-                        )
-            except sampling.UndrawableError as error:
-                failed[seq_id] = str(error)
-                token_ids[first:] = [0] * num_samples
-            self._rows.append(seq_id, token_ids[first])
-            if self.keep_logits:
-                self.last_logits[seq_id] = row_logits.copy()
-        return StepOutput(token_ids, logprobs, {}, failed, time.perf_counter() - started)
+        for (seq_id, num_samples), status in zip(drawn, drawing.statuses, strict=False):
+            rows.append(seq_id, token_ids[place])
+            place += num_samples
+            if status:
+                failed[seq_id] = FAILURES[status]
+        prompts = prompt_logprobs(drawing, asked, len(drawn), len(token_ids), failed)
+        logprobs = sampled_logprobs(drawing, [(rows.added[s], n) for s, n in drawn], token_ids)
+        return StepOutput(token_ids, logprobs, prompts, failed, time.perf_counter() - started)
 
     def release_blocks(self, block_ids: Sequence[BlockId]) -> None:
         """Whole pages inside go back to the system."""

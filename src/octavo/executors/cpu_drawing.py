@@ -1,0 +1,120 @@
+"""Between sampling parameters and the native drawing: what goes in with a row, what a step's draws mean coming out.
+
+Refuses nothing; parameters were checked where they were made. A row whose logits were broken is reported as failed, with
+0 for its tokens; the others' results stand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from octavo import _native
+from octavo.core.block import SeqId
+from octavo.core.scheduler_output import AddedRow, SchedulerOutput
+from octavo.executors.rows import Rows, StepBatch
+from octavo.outputs import TokenLogprobs
+
+Int32 = npt.NDArray[np.int32]
+
+# By the native SampleStatus; 0 is fine.
+FAILURES = {
+    1: "the model's logits hold NaN",
+    2: "the model's logits hold infinity",
+    3: "every token is ruled out",
+}
+NO_QUERIES: Int32 = np.zeros((0, 3), np.int32)
+
+
+def draw_parameters(added: AddedRow) -> _native.DrawParameters:
+    """How the row draws, until it is removed."""
+    sampling = added.sampling
+    return _native.DrawParameters(
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        min_p=sampling.min_p,
+        top_k=max(0, sampling.top_k),
+        repetition_penalty=sampling.repetition_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        presence_penalty=sampling.presence_penalty,
+        bias_ids=list(sampling.logit_bias),
+        biases=list(sampling.logit_bias.values()),
+        seed=added.seed,
+        sample_index=added.sample_index,
+        num_prompt_tokens=added.num_prompt_tokens,
+        min_tokens=sampling.min_tokens,
+        end_token_ids=list(added.end_token_ids),
+        num_top=-1 if sampling.logprobs is None else sampling.logprobs,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class PromptQueries:
+    """The prompt positions of a step whose next token's log-probability is wanted."""
+
+    queries: Int32 = field(default_factory=lambda: NO_QUERIES)  # [n, 3]: token of the step, next token, alternatives
+    counts: tuple[tuple[SeqId, int], ...] = ()  # how many of them are each sequence's, in order
+
+
+def prompt_queries(plan: SchedulerOutput, batch: StepBatch, rows: Rows) -> PromptQueries:
+    """For sequences that ask: every token run at a position p with p + 1 inside the prompt."""
+    if not plan.prompt_logprobs:
+        return PromptQueries()
+    queries: list[tuple[int, int, int]] = []
+    counts = []
+    for r, seq_id in enumerate(plan.seq_ids):
+        if seq_id not in plan.prompt_logprobs:
+            continue
+        last = rows.added[seq_id].num_prompt_tokens - 1
+        tokens = rows.token_ids[batch.row_ids[r]]
+        places = [
+            t for t in range(batch.query_start_loc[r], batch.query_start_loc[r + 1]) if batch.positions[t] < last
+        ]
+        queries += [(t, int(tokens[batch.positions[t] + 1]), plan.prompt_logprobs[seq_id]) for t in places]
+        counts.append((seq_id, len(places)))
+    return PromptQueries(np.array(queries, np.int32).reshape(-1, 3), tuple(counts))
+
+
+def sampled_logprobs(
+    drawing: _native.Drawing, drawn: Sequence[tuple[AddedRow, int]], token_ids: Sequence[int]
+) -> Mapping[int, TokenLogprobs]:
+    """By place in `token_ids`, for the rows that ask; `drawn`: each row that drew, and how many tokens."""
+    if not drawing.any_logprobs:
+        return {}
+    values = drawing.logprobs
+    found = {}
+    place = 0
+    for item, (added, num_samples) in enumerate(drawn):
+        if added.sampling.logprobs is not None:
+            top = tuple(drawing.top(item, added.sampling.logprobs))
+            for at in range(place, place + num_samples):
+                found[at] = TokenLogprobs(token_ids[at], values[at], top)
+        place += num_samples
+    return found
+
+
+def prompt_logprobs(
+    drawing: _native.Drawing, asked: PromptQueries, num_drawn: int, num_tokens: int, failed: dict[SeqId, str]
+) -> Mapping[SeqId, Sequence[TokenLogprobs]]:
+    """Of every sequence that asked and is sound; adds the others to `failed`."""
+    if not asked.counts:
+        return {}
+    values, statuses = drawing.logprobs, drawing.statuses
+    found: dict[SeqId, Sequence[TokenLogprobs]] = {}
+    first = 0
+    for seq_id, count in asked.counts:
+        entries = []
+        for i in range(first, first + count):
+            _, target, num_top = asked.queries[i].tolist()
+            if statuses[num_drawn + i]:
+                failed.setdefault(seq_id, FAILURES[statuses[num_drawn + i]])
+            entries.append(
+                TokenLogprobs(target, values[num_tokens + i], tuple(drawing.top(num_drawn + i, num_top)))
+            )
+        first += count
+        if seq_id not in failed:
+            found[seq_id] = entries
+    return found
