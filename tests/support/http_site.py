@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 
 import httpx
 from fastapi import FastAPI
-from support.fake_engine import InProcessEngine, ScriptedEngine
 
 from octavo.loading.chat_template import ChatTemplate
 from octavo.loading.fake_tokenizer import BOS_TOKEN, EOS_TOKEN, FAKE_CHAT_TEMPLATE, FakeTokenizer
@@ -19,6 +18,7 @@ from octavo.server.app import create_app
 from octavo.server.config import ServerConfig
 from octavo.server.openai.responses import ErrorEnvelope
 from octavo.server.state import ServerState
+from support.fake_engine import InProcessEngine, ScriptedEngine
 
 Result = TypeVar("Result")
 CHAT = "/v1/chat/completions"

@@ -139,6 +139,8 @@ class _Serving:
             return await self._until_end(state, console, serving, stopping)
         finally:
             stopping.cancel()
+            if self._engine is not None:
+                await self._engine.stop()  # first, so that what is still in flight is answered with the error
             await _close_http(http, serving)
 
     async def _load(
@@ -165,16 +167,25 @@ class _Serving:
 
     async def _load_parts(self, starting: asyncio.Task[AsyncEngine]) -> tuple[TokenizerLike, TemplateLike | None]:
         """Tokenizer and template while the engine loads; where the files are not here yet, the engine fetches them."""
-        front = asyncio.create_task(asyncio.to_thread(_load_front_early, self._engine_config.model))
+        early = asyncio.create_task(self._load_text_parts(_load_front_early))
         try:
             self._engine = await starting
         except BaseException:
-            front.cancel()
-            await asyncio.wait((front, starting))
+            early.cancel()
+            await asyncio.wait((early, starting))
             raise
-        found = await front
+        parts = await early
+        if parts is None:
+            parts = await self._load_text_parts(_load_front)
+        assert parts is not None, "files that are not here are an error by now"
+        return parts
+
+    async def _load_text_parts(
+        self, load: Callable[[str], tuple[TokenizerLike, ModelMetadata] | None]
+    ) -> tuple[TokenizerLike, TemplateLike | None] | None:
+        found = await asyncio.to_thread(load, self._engine_config.model)
         if found is None:
-            found = await asyncio.to_thread(_load_front, self._engine_config.model)
+            return None
         tokenizer, metadata = found
         source = _template_source(self._config, metadata)
         if source is None:

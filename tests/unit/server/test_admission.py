@@ -3,10 +3,10 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from support.http_site import run
 
 from octavo.errors import QueueFull
 from octavo.server.admission import Admission
+from support.http_site import run
 
 
 def test_the_first_of_a_call_never_waits_and_later_ones_take_turns() -> None:

@@ -6,19 +6,37 @@ import json
 from typing import Any
 
 import pytest
-from support.http_site import CHAT, COMPLETIONS, MESSAGES, Site, check_error, run, site
 
 from octavo.server.openai.schemas import ChatRequest, CompletionRequest, neutral_values
+from support.http_site import CHAT, COMPLETIONS, MESSAGES, Site, check_error, run, site
 
 HUGE = 10**400
 WHOLE: list[Any] = [-1, 0, 1, 20, 21, 128, 129, 2**31 - 1, 2**31, 2**63, 2**64, HUGE, -HUGE, 1.5, "5", True, [], {}]
 REAL: list[Any] = [-0.0, 1e-300, 1e39, -1e39, 0, 1, 2, 2.5, -2, -2.5, 10, 10.5, HUGE, "1", True, [], {}]
 RAW = ["NaN", "Infinity", "-Infinity", "1e400", "9" * 100_000, "-" + "9" * 5000, "01", "0x10", "1.", ".5", "nan"]
-WHOLE_FIELDS = (
-    "n best_of max_tokens max_completion_tokens min_tokens logprobs top_logprobs prompt_logprobs top_k seed "
-    "truncate_prompt_tokens priority"
-).split()
-REAL_FIELDS = "temperature top_p min_p presence_penalty frequency_penalty repetition_penalty length_penalty".split()
+WHOLE_FIELDS = [
+    "n",
+    "best_of",
+    "max_tokens",
+    "max_completion_tokens",
+    "min_tokens",
+    "logprobs",
+    "top_logprobs",
+    "prompt_logprobs",
+    "top_k",
+    "seed",
+    "truncate_prompt_tokens",
+    "priority",
+]
+REAL_FIELDS = [
+    "temperature",
+    "top_p",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "length_penalty",
+]
 BODIES: dict[str, dict[str, Any]] = {
     CHAT: {"messages": MESSAGES, "max_tokens": 2},
     COMPLETIONS: {"prompt": "hello", "max_tokens": 2},

@@ -3,9 +3,9 @@ from __future__ import annotations
 import json
 
 import pytest
-from support.http_site import CHAT, MESSAGES, check_error, events, run, site
 
 from octavo.server.openai.responses import ChatChunk, ChatCompletion
+from support.http_site import CHAT, MESSAGES, check_error, events, run, site
 
 
 def test_a_whole_answer_has_the_shape_and_the_usage() -> None:
@@ -339,9 +339,8 @@ def test_unknown_fields_are_ignored_with_one_warning_a_name(caplog: pytest.LogCa
 
 
 def test_an_error_in_a_stream_is_one_event_without_done() -> None:
-    from support.fake_engine import ScriptedEngine
-
     from octavo.outputs import SequenceDelta
+    from support.fake_engine import ScriptedEngine
 
     good = SequenceDelta("", 0, "hi", (104, 105))
     bad = SequenceDelta("", 0, "", (), finish_reason="error", error="the logits of this request are not numbers")

@@ -4,11 +4,11 @@ import math
 from typing import Any
 
 import pytest
-from support.fake_engine import ScriptedEngine
-from support.http_site import check_error, events, run, site
 
 from octavo.outputs import SequenceDelta, TokenLogprobs
 from octavo.server.openai.responses import Completion
+from support.fake_engine import ScriptedEngine
+from support.http_site import check_error, events, run, site
 
 
 def test_prompts_come_as_text_ids_and_lists_of_both() -> None:

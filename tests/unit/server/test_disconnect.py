@@ -7,10 +7,10 @@ import json
 from typing import Any
 
 import pytest
-from support.http_site import CHAT, COMPLETIONS, MESSAGES, Site, run, scope_of, site
 
 from octavo.server.config import ServerConfig
 from octavo.server.limits import Limits
+from support.http_site import CHAT, COMPLETIONS, MESSAGES, Site, run, scope_of, site
 
 CHAT_BODY: dict[str, Any] = {"messages": MESSAGES, "max_tokens": 100, "ignore_eos": True}
 COMPLETION_BODY: dict[str, Any] = {"prompt": ["a", "b", "c"], "n": 2, "max_tokens": 100, "ignore_eos": True}

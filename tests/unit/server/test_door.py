@@ -9,12 +9,12 @@ import pytest
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
 from starlette.routing import BaseRoute, Route
-from support.http_site import COMPLETIONS, asgi, check_error, run, scope_of, site
 
 from octavo.server.config import ServerConfig
 from octavo.server.door import OPEN_PATHS, KeyRing
 from octavo.server.limits import Limits
 from octavo.server.state import Phase
+from support.http_site import COMPLETIONS, asgi, check_error, run, scope_of, site
 
 KEYS = ServerConfig(api_keys=("first-key", "clé-secrète"))
 ENVELOPE = {"message", "type", "param", "code"}
@@ -207,9 +207,7 @@ def test_body_bytes_are_counted_whatever_content_length_says() -> None:
                 chunks = [body[at : at + 7] for at in range(0, limit, 7)]
                 assert (await asgi(here.app, "POST", COMPLETIONS, body=chunks, headers=headers))[0] == 200
                 for path in (COMPLETIONS, "/v1/chat/completions", "/tokenize", "/detokenize", "/nope", "/health"):
-                    status, sent, content = await asgi(
-                        here.app, "POST", path, body=[*chunks, b" "], headers=headers
-                    )
+                    status, sent, content = await asgi(here.app, "POST", path, body=[*chunks, b" "], headers=headers)
                     assert status == 413
                     assert is_envelope(content)
                     assert sent[b"connection"] == b"close"

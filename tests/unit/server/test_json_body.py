@@ -6,11 +6,11 @@ import json
 from typing import Any
 
 import pytest
-from support.http_site import CHAT, COMPLETIONS, check_error, run, site
 
 from octavo.errors import BadRequest
 from octavo.server.json_body import parse_object
 from octavo.server.limits import Limits
+from support.http_site import CHAT, COMPLETIONS, check_error, run, site
 
 DEPTH = Limits().max_json_depth
 BAD: dict[str, bytes] = {

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 
 from prometheus_client.parser import text_string_to_metric_families
-from support.http_site import Site, check_error, run, site
 
 from octavo import __version__
 from octavo.server.config import ServerConfig
 from octavo.server.openai.responses import ModelCard, ModelList, Tokens, Version
+from support.http_site import Site, check_error, run, site
 
 
 async def metrics(here: Site) -> dict[str, float]:

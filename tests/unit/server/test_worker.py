@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.http_site import MESSAGES, run
 
 from octavo.errors import BadRequest, ModelFileError
 from octavo.loading.fake_tokenizer import FAKE_CHAT_TEMPLATE
 from octavo.server.limits import Limits
 from octavo.server.worker import TemplateWorkers
+from support.http_site import MESSAGES, run
 
 ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
 
@@ -65,7 +65,7 @@ def test_a_late_render_is_killed_and_holds_up_nobody_else() -> None:
         for _ in range(5):
             assert await render(made) == "ok"
         assert not evil.done() or evil.exception()
-        with pytest.raises(BadRequest, match="longer than 0.5 seconds"):
+        with pytest.raises(BadRequest, match=r"longer than 0\.5 seconds"):
             await evil
         assert await render(made) == "ok"
         await made.close()
@@ -93,7 +93,6 @@ def test_a_hostile_template_is_an_error_and_no_crash(source: str) -> None:
     async def go() -> None:
         made = workers(source, render_timeout_seconds=10, render_memory_bytes=256 * 2**20)
         with pytest.raises((BadRequest, ModelFileError)) as caught:
-            await made.check()
             await render(made)
         assert "Traceback" not in caught.value.message
         assert "/" not in caught.value.message

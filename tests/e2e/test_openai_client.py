@@ -1,0 +1,212 @@
+"""The official openai client against a real `octavo serve`: once with the fake model, once with the default one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+from openai import AsyncOpenAI, OpenAI
+
+from support.server_process import ServerProcess, serving, until
+
+MESSAGES: Any = [{"role": "user", "content": "Name three colours. 한글도 괜찮아요 🙂"}]
+
+
+@pytest.fixture(scope="module", params=["fake", pytest.param("smollm2", marks=pytest.mark.model)])
+def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    model = request.param if request.param == "fake" else str(request.getfixturevalue("smollm2_path"))
+    log = tmp_path_factory.mktemp("server") / "log"
+    options = ("--served-model-name", "m", "--max-num-seqs", "8", "--max-model-len", "1024", "--api-key", "sesame")
+    with serving(model, log, options) as started:
+        yield started
+        assert "Traceback" not in started.output
+        assert "sesame" not in started.output
+        assert "colours" not in started.output
+
+
+@pytest.fixture
+def client(server: ServerProcess) -> Iterator[OpenAI]:
+    with OpenAI(base_url=f"{server.url}/v1", api_key="sesame", max_retries=0, timeout=120) as made:
+        yield made
+
+
+def test_models_are_listed_and_retrieved(client: OpenAI) -> None:
+    assert [model.id for model in client.models.list()] == ["m"]
+    assert client.models.retrieve("m").id == "m"
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("other")
+
+
+def test_chat_answers(client: OpenAI) -> None:
+    answer = client.chat.completions.create(model="m", messages=MESSAGES, max_tokens=12, temperature=0)
+    assert answer.choices[0].message.role == "assistant"
+    assert answer.choices[0].message.content
+    assert answer.choices[0].finish_reason in ("stop", "length")
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens <= 12
+    assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
+
+
+def test_a_stream_joins_to_the_whole_answer_with_usage_last(client: OpenAI) -> None:
+    asked: Any = {"model": "m", "messages": MESSAGES, "max_tokens": 24, "temperature": 0}
+    whole = client.chat.completions.create(**asked)
+    chunks = list(client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True}))
+    assert chunks[0].choices[0].delta.role == "assistant"
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks[:-1])
+    assert text == whole.choices[0].message.content
+    assert "\ufffd" not in text[:-1]
+    reasons = [chunk.choices[0].finish_reason for chunk in chunks[:-1] if chunk.choices[0].finish_reason]
+    assert reasons == [whole.choices[0].finish_reason]
+    assert chunks[-1].choices == []
+    assert chunks[-1].usage is not None
+    assert whole.usage is not None
+    assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
+
+
+def test_the_clients_own_stream_helper_accumulates_the_same(client: OpenAI) -> None:
+    asked: Any = {"model": "m", "messages": MESSAGES, "temperature": 0}
+    text = client.chat.completions.create(**asked, max_tokens=16).choices[0].message.content
+    assert text
+    asked |= {"stop": text[4:7], "max_tokens": 64}  # the helper raises when an answer ends by its length
+    whole = client.chat.completions.create(**asked)
+    with client.chat.completions.stream(**asked) as stream:
+        final = stream.get_final_completion()
+    assert final.choices[0].finish_reason == "stop"
+    assert final.choices[0].message.content == whole.choices[0].message.content
+
+
+def test_n_samples_differ_and_a_seed_repeats_them(client: OpenAI) -> None:
+    asked: Any = {"model": "m", "messages": MESSAGES, "max_tokens": 16, "temperature": 1.0, "n": 3, "seed": 11}
+    first = [choice.message.content for choice in client.chat.completions.create(**asked).choices]
+    again = [choice.message.content for choice in client.chat.completions.create(**asked).choices]
+    other = [choice.message.content for choice in client.chat.completions.create(**asked | {"seed": 12}).choices]
+    assert len(set(first)) > 1
+    assert first == again
+    assert first != other
+    texts = dict.fromkeys(range(3), "")
+    for chunk in client.chat.completions.create(**asked, stream=True):
+        texts[chunk.choices[0].index] += chunk.choices[0].delta.content or ""
+    assert list(texts.values()) == first
+
+
+def test_logprobs_name_the_tokens_of_the_answer(client: OpenAI) -> None:
+    answer = client.chat.completions.create(
+        model="m", messages=MESSAGES, max_tokens=8, temperature=0, logprobs=True, top_logprobs=4
+    )
+    logprobs = answer.choices[0].logprobs
+    assert logprobs is not None
+    assert logprobs.content
+    for entry in logprobs.content:
+        assert len(entry.top_logprobs) == 4
+        assert entry.logprob == max(each.logprob for each in entry.top_logprobs)
+        assert entry.logprob <= 0
+
+
+def test_completions_echo_and_score(client: OpenAI) -> None:
+    answer = client.completions.create(
+        model="m", prompt="The quick brown fox", max_tokens=1, echo=True, logprobs=1, temperature=0
+    )
+    choice = answer.choices[0]
+    assert choice.text.startswith("The quick brown fox")
+    assert choice.logprobs is not None
+    scores: Any = choice.logprobs
+    assert scores.token_logprobs[0] is None
+    assert "".join(scores.tokens).startswith("The quick brown fox")
+    for token, logprob, top in list(zip(scores.tokens, scores.token_logprobs, scores.top_logprobs, strict=True))[1:]:
+        assert top[token] == logprob
+
+
+def test_many_prompts_come_back_in_order(client: OpenAI) -> None:
+    prompts = [f"{number} bottles" for number in range(12)]
+    answer = client.completions.create(model="m", prompt=prompts, max_tokens=4, temperature=0)
+    assert [choice.index for choice in answer.choices] == list(range(12))
+    alone = client.completions.create(model="m", prompt=prompts[7], max_tokens=4, temperature=0)
+    assert alone.choices[0].text == answer.choices[7].text
+
+
+def test_a_stop_string_is_not_in_the_text(client: OpenAI) -> None:
+    asked: Any = {"model": "m", "prompt": "Once upon a time", "max_tokens": 40, "temperature": 0}
+    text = client.completions.create(**asked).choices[0].text
+    stop = text[8:11]
+    cut = client.completions.create(**asked, stop=[stop]).choices[0]
+    assert cut.text == text[: text.index(stop)]
+    assert cut.finish_reason == "stop"
+    streamed = "".join(chunk.choices[0].text for chunk in client.completions.create(**asked, stop=stop, stream=True))
+    assert streamed == cut.text
+
+
+def test_a_crowd_gets_what_each_would_get_alone(server: ServerProcess) -> None:
+    async def go() -> None:
+        async with AsyncOpenAI(base_url=f"{server.url}/v1", api_key="sesame", max_retries=0, timeout=120) as client:
+
+            async def ask(number: int) -> str:
+                answer = await client.completions.create(
+                    model="m", prompt=f"Number {number}:", max_tokens=12, temperature=0.8, seed=number
+                )
+                return answer.choices[0].text
+
+            together = await asyncio.gather(*(ask(number) for number in range(24)))
+            alone = [await ask(number) for number in range(24)]
+            assert together == alone
+
+    asyncio.run(go())
+
+
+def test_each_fault_raises_its_class(client: OpenAI, server: ServerProcess) -> None:
+    create: Any = client.chat.completions.create
+    with pytest.raises(openai.NotFoundError) as missing:
+        create(model="other", messages=MESSAGES)
+    assert missing.value.code == "model_not_found"
+    for bad in (
+        {"temperature": 9},
+        {"n": 0},
+        {"max_tokens": -1},
+        {"messages": []},
+        {"top_logprobs": 21, "logprobs": True},
+        {"logit_bias": {"999999999": 1}},
+        {"tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}]},
+        {"response_format": {"type": "json_object"}},
+    ):
+        with pytest.raises(openai.BadRequestError) as refused:
+            create(**({"model": "m", "messages": MESSAGES} | bad))
+        assert refused.value.param == next(iter(bad))
+    with pytest.raises(openai.BadRequestError) as long:
+        client.completions.create(model="m", prompt=[5] * 1024)
+    assert long.value.code == "context_length_exceeded"
+    with OpenAI(base_url=f"{server.url}/v1", api_key="wrong", max_retries=0) as stranger:
+        with pytest.raises(openai.AuthenticationError):
+            stranger.models.list()
+        with pytest.raises(openai.AuthenticationError):
+            stranger.chat.completions.create(model="m", messages=MESSAGES)
+
+
+def test_leaving_a_stream_frees_its_blocks(client: OpenAI, server: ServerProcess) -> None:
+    def idle() -> bool:
+        found = metrics(client)
+        return not found["octavo:num_used_blocks"] and not found["vllm:num_requests_running"]
+
+    until("an idle server", idle)
+    before = metrics(client)
+    for _ in range(5):
+        stream = client.chat.completions.create(
+            model="m", messages=MESSAGES, stream=True, n=2, max_tokens=900, extra_body={"ignore_eos": True}
+        )
+        next(iter(stream))
+        stream.close()
+    until("the blocks of the clients that left", idle, 10)
+    after = metrics(client)
+    total = after["octavo:num_total_blocks"]
+    assert after["octavo:num_free_blocks"] + after["octavo:num_cached_blocks"] == total
+    assert after["octavo:kv_block_leak_total"] == 0
+    assert after["vllm:generation_tokens_total"] - before["vllm:generation_tokens_total"] < 5 * 2 * 900
+
+
+def metrics(client: OpenAI) -> dict[str, float]:
+    """/metrics asks for the key like every other route, so it goes through the client."""
+    from prometheus_client.parser import text_string_to_metric_families
+
+    text = client.with_options().get("../metrics", cast_to=str)
+    return {sample.name: sample.value for family in text_string_to_metric_families(text) for sample in family.samples}

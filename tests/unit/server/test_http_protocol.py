@@ -1,0 +1,156 @@
+"""S8: what comes over the socket before there is a request. A real uvicorn in the test's loop, over loopback."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any
+
+import pytest
+import uvicorn
+
+from octavo.server.config import ServerConfig
+from octavo.server.http_protocol import bounded_protocol
+from octavo.server.limits import Limits
+from support.http_site import run, site
+
+ENVELOPE = {"message", "type", "param", "code"}
+
+
+class Server(uvicorn.Server):
+    @contextmanager
+    def capture_signals(self) -> Any:
+        yield
+
+
+@asynccontextmanager
+async def listening(**limits: Any) -> AsyncIterator[int]:
+    made = Limits(**limits)
+    async with site(ServerConfig(limits=made)) as here:
+        config = uvicorn.Config(
+            here.app, port=0, http=bounded_protocol(made), ws="none", lifespan="off", access_log=False, log_config=None
+        )
+        server = Server(config)
+        serving = asyncio.create_task(server.serve())
+        while not server.started:
+            await asyncio.sleep(0)
+        try:
+            yield server.servers[0].sockets[0].getsockname()[1]
+        finally:
+            server.should_exit = server.force_exit = True
+            await serving
+
+
+async def talk(port: int, *pieces: bytes) -> bytes:
+    """Everything the server says until it closes."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        for piece in pieces:
+            writer.write(piece)
+            await writer.drain()
+        return await reader.read()
+    except ConnectionError:
+        return b""
+    finally:
+        writer.close()
+
+
+def check(answer: bytes, status: int) -> None:
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 %d " % status), answer[:200]
+    assert set(json.loads(body)["error"]) == ENVELOPE
+
+
+def test_garbage_is_400_in_the_envelope_and_closed() -> None:
+    async def go() -> None:
+        async with listening() as port:
+            for garbage in (b"garbage\r\n\r\n", b"\x16\x03\x01\x02\x00", b"GET / HTTP/9.9\r\n\r\n", b"GET\r\n\r\n"):
+                check(await talk(port, garbage), 400)
+
+    run(go())
+
+
+def test_endless_headers_are_refused_before_they_are_stored() -> None:
+    async def go() -> None:
+        async with listening(max_header_bytes=2000) as port:
+            for line in (b"X-A: " + b"y" * 4000 + b"\r\n", b"a:b\r\n" * 1000):
+                answer = await talk(port, b"GET /health HTTP/1.1\r\n", *[line] * 300)
+                assert answer == b"" or answer.startswith(b"HTTP/1.1 431 ")
+            fine = b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+            assert (await talk(port, fine + b"\r\n")).startswith(b"HTTP/1.1 200 ")
+            check(await talk(port, fine + b"X-A: " + b"y" * 3000 + b"\r\n\r\n"), 431)
+
+    run(go())
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /health HTTP/1.1\r\nHost:"])
+def test_headers_that_do_not_end_are_closed_in_time(sent: bytes) -> None:
+    async def go() -> None:
+        async with listening(header_timeout_seconds=0.05) as port:
+            answer = await talk(port, sent)
+            assert (b"408" in answer) == bool(sent)
+
+    run(go())
+
+
+def test_a_stray_byte_behind_a_request_does_not_cut_its_answer() -> None:
+    body = b'{"prompt": "hi", "max_tokens": 100, "ignore_eos": true, "stream": true}'
+    request = (
+        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\n"
+        b"Content-Length: %d\r\n\r\n" % len(body)
+    ) + body
+
+    async def go() -> None:
+        async with listening(header_timeout_seconds=0.01) as port:
+            assert b"[DONE]" in await talk(port, request, b"\r\n")
+
+    run(go())
+
+
+def test_more_connections_than_the_limit_are_closed() -> None:
+    async def go() -> None:
+        async with listening(max_connections=3) as port:
+            held = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3)]
+            for _, writer in held:
+                writer.write(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+            for reader, _ in held:
+                assert (await reader.readline()).startswith(b"HTTP/1.1 200 ")
+            assert await talk(port, b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n") == b""
+            for _, writer in held:
+                writer.close()
+                await writer.wait_closed()
+            await asyncio.sleep(0)
+            fine = b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+            assert (await talk(port, fine)).startswith(b"HTTP/1.1 200 ")
+
+    run(go())
+
+
+def test_an_announced_gigabyte_without_a_body_is_refused_at_once() -> None:
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+
+    async def go() -> None:
+        async with listening(max_body_bytes=1000) as port:
+            check(await talk(port, head + b"Content-Length: 1000000000\r\n\r\n"), 413)
+            chunks = [b"200\r\n" + b"x" * 512 + b"\r\n"] * 3
+            check(await talk(port, head + b"Transfer-Encoding: chunked\r\n\r\n", *chunks), 413)
+            expect = head + b"Content-Length: 1000000000\r\nExpect: 100-continue\r\n\r\n"
+            check(await talk(port, expect), 413)
+
+    run(go())
+
+
+def test_http_1_0_and_expect_continue_work() -> None:
+    body = b'{"prompt": "hi", "max_tokens": 1}'
+    headers = b"Host: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n" % len(body)
+
+    async def go() -> None:
+        async with listening() as port:
+            assert b" 200 " in await talk(port, b"POST /v1/completions HTTP/1.0\r\n" + headers + b"\r\n", body)
+            expecting = b"POST /v1/completions HTTP/1.1\r\nConnection: close\r\nExpect: 100-continue\r\n" + headers
+            answer = await talk(port, expecting + b"\r\n", body)
+            assert answer.startswith(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 ")
+
+    run(go())
