@@ -113,7 +113,7 @@ def verdict(figure: Figure) -> str:
 def show(figures: list[Figure]) -> None:
     """Lines for people, as soon as they are known: a fault later must not lose what was measured."""
     for figure, line in zip(figures, table(figures), strict=True):
-        print(f"{line:<105} {verdict(figure)}".rstrip(), flush=True)
+        print(f"{line:<110} {verdict(figure)}".rstrip(), flush=True)
 
 
 def main() -> int:

@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 
 READ_BYTES = 256 * 2**20  # far above any last-level cache share of a small machine
+BUSY_LOAD = 0.5  # a load average a core from which figures are not to be trusted
 _FEATURES = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "avx_vnni", "amx_int8", "asimddp", "i8mm", "bf16", "sve")
 
 
@@ -29,6 +30,7 @@ def describe_machine() -> dict[str, object]:
         "features": [name for name in _FEATURES if name in flags],
         "cores": len(os.sched_getaffinity(0)),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "load_average": round(os.getloadavg()[0], 2),  # of the last minute: what else was running
         "kernel": platform.release(),
         "python": platform.python_version(),
         "commit": commit(),
@@ -36,9 +38,16 @@ def describe_machine() -> dict[str, object]:
 
 
 def machine_line(machine: Mapping[str, object]) -> str:
+    """For people; a second line where the machine is not quiet."""
     features = machine["features"]
     assert isinstance(features, list)
-    return f"{machine['cpu']} · {machine['cores']} cores · {' '.join(features) or 'no vector features'}"
+    line = f"{machine['cpu']} · {machine['cores']} cores · {' '.join(features) or 'no vector features'}"
+    load, cores = machine["load_average"], machine["cores"]
+    assert isinstance(load, float)
+    assert isinstance(cores, int)
+    if load > BUSY_LOAD * cores:
+        line += f"\nother work runs here (load {load:.1f} on {cores} cores): what follows is lower than it should be"
+    return line
 
 
 def commit() -> str:

@@ -18,6 +18,7 @@ from octavo.engine.engine import Engine
 from octavo.engine.engine_request import EngineRequest, new_request_id
 from octavo.sampling_params import SamplingParams
 
+QUIET_SHARE = 0.6  # below it the table says that the process did not get its cores
 NAME_COLUMNS = 34  # so that tables printed one after the other stand under each other
 
 
@@ -44,6 +45,7 @@ class Timing:
     num_decoded_tokens: int  # drawn after the prefill
     num_decode_steps: int
     overhead_seconds: float  # of the decode steps, outside the executor
+    cpu_seconds: float  # that this process got during the decode steps, over all its threads
 
 
 @dataclass(slots=True)
@@ -72,12 +74,12 @@ def run_load(engine: Engine, load: Load, seed: int) -> Timing:
     first_token_of: set[str] = set()
     num_decoded, num_steps = 0, 0
     start = time.perf_counter()
-    prefilled, before = start, engine.stats()
+    prefilled, before, cpu = start, engine.stats(), time.process_time()
     while engine.has_unfinished:
         deltas = engine.step()
         if len(first_token_of) < load.num_streams:
             first_token_of |= {delta.request_id for delta in deltas if delta.token_ids}
-            prefilled, before = time.perf_counter(), engine.stats()
+            prefilled, before, cpu = time.perf_counter(), engine.stats(), time.process_time()
         else:
             num_decoded += sum(len(delta.token_ids) for delta in deltas)
             num_steps += 1
@@ -90,6 +92,7 @@ def run_load(engine: Engine, load: Load, seed: int) -> Timing:
         num_decoded_tokens=num_decoded,
         num_decode_steps=num_steps,
         overhead_seconds=max(0.0, end - prefilled - inside),
+        cpu_seconds=time.process_time() - cpu,
     )
 
 
@@ -97,11 +100,12 @@ def measure_decode(engine: Engine, load: Load, repeats: int, bandwidth: ReadBand
     """(tokens a second of all streams together, microseconds of a step outside the executor).
 
     Notes: the memory's read bandwidth around the repetitions, the bytes a step must read (every weight once, the
-    keys and values of every stream), and the share of the bandwidth that this is.
+    keys and values of every stream), the share of the bandwidth that this is, and the share of its threads' time this
+    process was given: far below 1, something else ran.
     """
     name = f"decode, {load.num_streams} stream{'s' if load.num_streams > 1 else ''}"
     rate, overhead = Figure(name, "tokens/s"), Figure(f"engine outside the kernels, {load.num_streams}", "µs/step")
-    shares, reads = [], []
+    shares, reads, cpu_shares = [], [], []
     run_load(engine, load, seed=0)
     for repeat in range(repeats):
         before = bandwidth.measure()
@@ -110,11 +114,13 @@ def measure_decode(engine: Engine, load: Load, repeats: int, bandwidth: ReadBand
         rate.values.append(timing.num_decoded_tokens / timing.decode_seconds)
         overhead.values.append(1e6 * timing.overhead_seconds / timing.num_decode_steps)
         reads.append(around)
+        cpu_shares.append(timing.cpu_seconds / (timing.decode_seconds * engine.info.num_threads))
         shares.append(step_bytes(engine, load) * timing.num_decode_steps / timing.decode_seconds / around)
     rate.notes = {
         "read_bandwidth_gb_s": statistics.median(reads) / 1e9,
         "step_bytes": step_bytes(engine, load),
         "share_of_bandwidth": statistics.median(shares),
+        "share_of_cores": statistics.median(cpu_shares),
     }
     return rate, overhead
 
@@ -159,6 +165,8 @@ def table(figures: Sequence[Figure]) -> list[str]:
         line += f"  {_number(min(figure.values))} .. {_number(max(figure.values))}"
         if figure.notes.get("share_of_bandwidth", 0.0) >= 0.005:
             line += f"   {figure.notes['share_of_bandwidth']:.0%} of {figure.notes['read_bandwidth_gb_s']:.1f} GB/s"
+        if figure.notes.get("share_of_cores", 1.0) < QUIET_SHARE:
+            line += f"   (had {figure.notes['share_of_cores']:.0%} of its cores)"
         lines.append(line.rstrip())
     return lines
 
