@@ -31,7 +31,7 @@ def pull_command(name: str) -> None:
 @click.command("ls")
 def ls_command() -> None:
     """List the models kept here: name, size, file."""
-    from octavo.loading.model_files import list_models
+    from octavo.loading.store import list_models
 
     home = octavo_home()
     models = list_models(home)
@@ -50,7 +50,7 @@ def ls_command() -> None:
 @click.option("--yes", "-y", is_flag=True, help="Do not ask.")
 def rm_command(name: str, yes: bool) -> None:
     """Delete the model NAME kept here."""
-    from octavo.loading.model_files import list_models, remove
+    from octavo.loading.store import list_models, remove
 
     home = octavo_home()
     kept = next((model for model in list_models(home) if model.name == name), None)

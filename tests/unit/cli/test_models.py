@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-import octavo.loading.model_files
 import octavo.loading.pull
+import octavo.loading.store
 from octavo.cli.width import text_width
 from octavo.errors import ModelFileError
-from octavo.loading.model_files import StoredModel
+from octavo.loading.store import StoredModel
 from support.cli_runner import run
 
 
@@ -34,8 +34,8 @@ def kept(home: Path, monkeypatch: pytest.MonkeyPatch) -> list[StoredModel]:
                 return model.num_bytes
         raise ModelFileError(f"{name!r} is not among the fetched models")
 
-    monkeypatch.setattr(octavo.loading.model_files, "list_models", lambda given: list(models))
-    monkeypatch.setattr(octavo.loading.model_files, "remove", remove)
+    monkeypatch.setattr(octavo.loading.store, "list_models", lambda given: list(models))
+    monkeypatch.setattr(octavo.loading.store, "remove", remove)
     return models
 
 
