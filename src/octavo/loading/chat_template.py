@@ -24,7 +24,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from octavo.errors import BadRequest, ModelFileError
 
-MAX_SOURCE_CHARACTERS: Final = 256 << 10
+MAX_SOURCE_CHARACTERS: Final = 128 << 10  # the longest in use have some 25,000
 MAX_PROMPT_CHARACTERS: Final = 32 << 20
 MAX_INTERMEDIATE_LENGTH: Final = 1 << 20  # of a repeated string or list
 MAX_KWARGS: Final = 32

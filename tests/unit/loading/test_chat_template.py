@@ -80,7 +80,7 @@ def test_what_a_template_refuses_is_the_clients_fault_and_told() -> None:
         "{{ " + "not " * 20000 + "1 }}",
         "{% if 1 %}" * 5000 + "{% endif %}" * 5000,
         "{% for i in x %}" * 60 + "{% endfor %}" * 60,
-        "{{ " + "1+" * 50_000 + "1 }}",
+        "{{ " + "1+" * 5_000 + "1 }}",
         "{% if x %}",
         "{{ x | no_such_filter }}",
         "x" * (chat_template.MAX_SOURCE_CHARACTERS + 1),

@@ -225,9 +225,10 @@ def test_hostile_files_are_refused_by_name_and_part(name: str, tmp_path: Path) -
 def test_a_tiny_file_cut_at_any_byte_is_refused(tmp_path: Path) -> None:
     whole = tiny_llama().bytes()
     path = tmp_path / "cut.gguf"
-    cuts = [*range(400), *range(400, 9000, 37), *range(4096, len(whole), 4096), len(whole) - 32, len(whole) - 1]
-    for length in cuts:
-        path.write_bytes(whole[:length])
+    cuts = {*range(400), *range(400, 9000, 61), *range(4096, len(whole), 4096), len(whole) - 32, len(whole) - 1}
+    path.write_bytes(whole)
+    for length in sorted(cuts, reverse=True):
+        os.truncate(path, length)
         refusal(path)
     path.write_bytes(whole)
     GGUFFile.open(path)
@@ -272,7 +273,7 @@ def test_a_hostile_file_takes_no_memory(tmp_path: Path) -> None:
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < (8 + 64) << 10
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_flipped_bytes_are_read_or_refused_and_nothing_else(tmp_path: Path, data: st.DataObject) -> None:
     whole = bytearray(tiny_llama().bytes())
