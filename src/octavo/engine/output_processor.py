@@ -7,8 +7,7 @@ request is forgotten; updates for what is forgotten are ignored.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from octavo.engine.detokenizer import Detokenizer, TextTokenizer
 from octavo.engine.info import ITERATION_TOKEN_BOUNDS, LATENCY_BOUNDS, Histogram
@@ -33,8 +32,7 @@ class OutputCounters:
         self.inter_token_latency_seconds = Histogram(LATENCY_BOUNDS)
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(NamedTuple):
     delta: SequenceDelta
     must_stop: bool  # a stop string ended the sample; the scheduler does not know yet
 
@@ -51,12 +49,21 @@ class _Sample:
 
 
 class _State:
-    __slots__ = ("first_scheduled_time", "first_token_time", "num_cached_tokens", "num_open", "request", "samples")
+    __slots__ = (
+        "first_scheduled_time",
+        "first_token_time",
+        "has_stop",
+        "num_cached_tokens",
+        "num_open",
+        "request",
+        "samples",
+    )
 
     def __init__(self, request: Request, tokenizer: TextTokenizer) -> None:
         sampling = request.sampling
         patterns = prepare_stop_strings(sampling.stop)
         self.request = request
+        self.has_stop = bool(patterns)
         self.samples = [
             _Sample(
                 Detokenizer(tokenizer, skip_special_tokens=sampling.skip_special_tokens),
@@ -207,6 +214,9 @@ def _read_tokens(state: _State, sample: _Sample, update: SequenceUpdate) -> tupl
         if ends_with_stop_token and place == len(update.new_token_ids) - 1:
             continue  # an end token is no part of the text
         piece = sample.detokenizer.push(token_id)
+        if not state.has_stop:
+            text += piece
+            continue
         released = sample.stop_filter.push(piece, honoured=sample.num_tokens > sampling.min_tokens)
         text += released.text
         if released.stop_string is not None:

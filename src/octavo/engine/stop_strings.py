@@ -14,6 +14,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +53,7 @@ def prepare_stop_strings(stop: Sequence[str]) -> tuple[StopPattern, ...]:
     return tuple(StopPattern(text, _failure_table(text)) for text in dict.fromkeys(stop))
 
 
-@dataclass(frozen=True, slots=True)
-class Released:
+class Released(NamedTuple):
     """What one push lets through."""
 
     text: str
