@@ -76,8 +76,9 @@ class Generation:
         admission.take_now()
         if len(self._requests) == 1:
             try:
-                async for step in self._one(0):
-                    yield step
+                async with aclosing(self._one(0)) as steps:
+                    async for step in steps:
+                        yield step
             finally:
                 admission.give_back()
             return

@@ -54,6 +54,7 @@ class Limits:
     max_prompts: int = 2048  # of one call
     max_samples: int = 4096  # prompts x n
     max_work_tokens: int = 2**22  # prompts x n x max_tokens
+    max_logprobs: int = 2**21  # of a call: every alternative of every token, of prompts and answers
     max_prompts_in_flight: int = 64  # of one call, in the engine at once; the rest wait in the server
     max_chars_per_token: int = 128  # a prompt of more characters than this times the context is refused unread
     max_requests_in_flight: int | None = None  # of all calls; None: max_num_seqs + max_queue of the engine

@@ -40,6 +40,14 @@ class PromptEncoder:
             return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
         return await asyncio.to_thread(self._tokenizer.encode, text, add_special_tokens=add_special_tokens)
 
+    async def encode_texts(self, texts: Sequence[str], *, add_special_tokens: bool, param: str) -> list[list[int]]:
+        """Many at once. Raises BadRequest."""
+        if len(texts) == 1:
+            return [await self.encode_text(texts[0], add_special_tokens=add_special_tokens, param=param)]
+        for text in texts:
+            self._check_length(text, param)
+        return await asyncio.to_thread(self._tokenizer.encode_batch, texts, add_special_tokens=add_special_tokens)
+
     async def encode_messages(
         self,
         messages: Sequence[Mapping[str, Any]],

@@ -32,13 +32,42 @@ def event(content: Any) -> bytes:
     return b"data: " + _encoder.encode(content) + b"\n\n"
 
 
+class Started:
+    """A generation's steps, of which the first has come. `aclose` ends the engine's work, whatever was read."""
+
+    def __init__(self, first: Step, steps: AsyncGenerator[Step, None]) -> None:
+        self._first: Step | None = first
+        self._steps = steps
+
+    @classmethod
+    async def wait(cls, generation: Generation) -> Started:
+        """Raises what the engine refuses the request with."""
+        steps = generation.run()
+        try:
+            return cls(await anext(steps), steps)
+        except BaseException:
+            await steps.aclose()
+            raise
+
+    def __aiter__(self) -> Started:
+        return self
+
+    async def __anext__(self) -> Step:
+        first, self._first = self._first, None
+        return first if first is not None else await anext(self._steps)
+
+    async def aclose(self) -> None:
+        await self._steps.aclose()
+
+
 class EventStream(Response):
     """Sends the events as they come, watching for the client to leave."""
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncGenerator[bytes, None], *, write_timeout_seconds: float) -> None:
+    def __init__(self, events: AsyncGenerator[bytes, None], steps: Started, *, write_timeout_seconds: float) -> None:
         self._events = events
+        self._steps = steps
         self._write_timeout_seconds = write_timeout_seconds
         self.status_code = 200
         self.background = None
@@ -52,6 +81,12 @@ class EventStream(Response):
         await until_disconnect(receive, self._write(send))
 
     async def _write(self, send: Send) -> None:
+        try:
+            await self._write_events(send)
+        finally:
+            await self._steps.aclose()  # also where the events were never begun
+
+    async def _write_events(self, send: Send) -> None:
         now = asyncio.get_running_loop().time
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         try:
@@ -65,26 +100,8 @@ class EventStream(Response):
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-async def started(generation: Generation) -> AsyncGenerator[Step, None]:
-    """The generation's steps, once the first has come. Raises what the engine refuses the request with."""
-    steps = generation.run()
-    try:
-        first = await anext(steps)
-    except BaseException:
-        await steps.aclose()
-        raise
-    return _chain(first, steps)
-
-
-async def _chain(first: Step, steps: AsyncGenerator[Step, None]) -> AsyncGenerator[Step, None]:
-    async with aclosing(steps):
-        yield first
-        async for step in steps:
-            yield step
-
-
 async def events(
-    steps: AsyncGenerator[Step, None],
+    steps: Started,
     generation: Generation,
     to_chunks: ToChunks,
     *,

@@ -263,3 +263,19 @@ def test_one_prompt_that_fails_fails_the_call_and_gives_every_place_back() -> No
                 assert engine.num_closed == len(engine.requests)
 
     run(go())
+
+
+def test_the_number_of_log_probabilities_of_a_call_is_bounded() -> None:
+    from octavo.server.config import ServerConfig
+    from octavo.server.limits import Limits
+
+    async def go() -> None:
+        async with site(ServerConfig(limits=Limits(max_logprobs=20))) as here:
+            assert (await here.complete(max_tokens=5, logprobs=3)).status_code == 200
+            assert check_error(await here.complete(max_tokens=5, logprobs=4), 400)["param"] == "logprobs"
+            assert (await here.complete(max_tokens=5, echo=True, logprobs=1)).status_code == 200
+            check_error(await here.complete(max_tokens=6, echo=True, logprobs=1), 400)
+            check_error(await here.chat(max_tokens=5, logprobs=True, top_logprobs=4), 400)
+            check_error(await here.chat(max_tokens=1, prompt_logprobs=1), 400)
+
+    run(go())

@@ -215,3 +215,31 @@ def test_the_death_of_the_engine_reaches_everybody_at_once() -> None:
             assert (await whole).status_code in (200, 503)
 
     run(go())
+
+
+def test_leaving_as_the_status_line_is_sent_still_ends_the_work() -> None:
+    """The events were never begun then: closing a generator that did not start runs none of its body."""
+
+    async def go() -> None:
+        async with site() as here:
+            body = json.dumps(CHAT_BODY | {"stream": True}).encode()
+            left = asyncio.Event()
+            messages = [{"type": "http.request", "body": body, "more_body": False}]
+
+            async def receive() -> Any:
+                if messages:
+                    return messages.pop(0)
+                await left.wait()
+                return {"type": "http.disconnect"}
+
+            async def send(message: Any) -> None:
+                assert message["type"] == "http.response.start"
+                here.engine.hold()
+                left.set()
+                await asyncio.Event().wait()
+
+            await here.app(scope_of("POST", CHAT, [(b"content-type", b"application/json")]), receive, send)
+            assert len(here.engine.aborted) == 1
+            await settled(here)
+
+    run(go())

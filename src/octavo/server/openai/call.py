@@ -19,7 +19,7 @@ from octavo.server.openai.logprobs import TokenNames
 from octavo.server.openai.parse import UnknownNames
 from octavo.server.openai.schemas import SamplingFields
 from octavo.server.state import Loaded, ServerState
-from octavo.server.streaming import EventStream, ToChunks, events, started
+from octavo.server.streaming import EventStream, Started, ToChunks, events
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class Call:
     async def stream(self, generation: Generation, to_chunks: ToChunks, kind: str) -> Response:
         """Once the first delta is there."""
         options = self.body.stream_options
-        steps = await started(generation)
+        steps = await Started.wait(generation)
         content = events(
             steps,
             generation,
@@ -83,4 +83,4 @@ class Call:
             continuous_usage=bool(options and options.continuous_usage_stats),
             request_id=self.request_id,
         )
-        return EventStream(content, write_timeout_seconds=self.state.config.limits.write_timeout_seconds)
+        return EventStream(content, steps, write_timeout_seconds=self.state.config.limits.write_timeout_seconds)

@@ -45,7 +45,7 @@ async def _answer(routes: Routes, http: Request) -> Response:
         kwargs=template_kwargs(body.chat_template_kwargs),
     )
     check_prompt_ids(prompt, call.loaded.info, "messages", sampling.max_tokens)
-    check_work([prompt], sampling.n, sampling.max_tokens, call.loaded.info, routes.state.config.limits)
+    check_work([prompt], sampling, call.loaded.info, routes.state.config.limits)
     call.prompt = prompt
     generation = call.generation([prompt], sampling)
     if body.stream:

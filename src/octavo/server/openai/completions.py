@@ -35,11 +35,10 @@ async def _answer(routes: Routes, http: Request) -> Response:
     sampling.check_against_model(info.vocab_size)
     texts = _prompts(body)
     check_samples(len(texts), body.n or 1, limits)
-    for prompt in texts:
-        ids = await _encode(routes, body, prompt)
+    for prompt, ids in zip(texts, await _encode(routes, body, texts), strict=True):
         check_prompt_ids(ids, info, "prompt", sampling.max_tokens)
         call.add_prompt(prompt, ids)
-    check_work(call.prompts, sampling.n, sampling.max_tokens, info, limits)
+    check_work(call.prompts, sampling, info, limits)
     if call.is_echo_only:
         return call.echo_only(sampling)
     generation = call.generation(call.prompts, sampling)
@@ -63,11 +62,13 @@ def _prompts(body: CompletionRequest) -> list[str | list[int]]:
     return prompts
 
 
-async def _encode(routes: Routes, body: CompletionRequest, prompt: str | list[int]) -> list[int]:
-    if not isinstance(prompt, str):
-        return prompt
-    return await routes.state.loaded.encoder.encode_text(
-        prompt, add_special_tokens=body.add_special_tokens is not False, param="prompt"
+async def _encode(routes: Routes, body: CompletionRequest, prompts: list[str | list[int]]) -> list[list[int]]:
+    """The schema admits prompts that are all text or all ids."""
+    texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+    if not texts:
+        return [prompt for prompt in prompts if not isinstance(prompt, str)]
+    return await routes.state.loaded.encoder.encode_texts(
+        texts, add_special_tokens=body.add_special_tokens is not False, param="prompt"
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from octavo.engine.info import EngineInfo
@@ -133,22 +133,28 @@ def check_prompt_ids(ids: Sequence[int], info: EngineInfo, param: str, max_token
         )
 
 
-def check_work(
-    prompts: Iterable[Sequence[int]], n: int, max_tokens: int | None, info: EngineInfo, limits: Limits
-) -> None:
-    """The bound on what one call may ask for altogether. Raises BadRequest."""
-    tokens = 0
-    num_prompts = 0
-    for prompt in prompts:
-        room = info.max_model_len - len(prompt)
-        tokens += n * (room if max_tokens is None else min(max_tokens, room))
-        num_prompts += 1
-    check_samples(num_prompts, n, limits)
+def check_work(prompts: Sequence[Sequence[int]], sampling: SamplingParams, info: EngineInfo, limits: Limits) -> None:
+    """The bounds on what one call may ask for altogether. Raises BadRequest."""
+    check_samples(len(prompts), sampling.n, limits)
+    rooms = [info.max_model_len - len(prompt) for prompt in prompts]
+    most = info.max_model_len if sampling.max_tokens is None else sampling.max_tokens
+    tokens = sampling.n * sum(min(most, room) for room in rooms)
     if tokens > limits.max_work_tokens:
         raise BadRequest(
-            f"{num_prompts} prompts, n {n} and max_tokens ask for up to {tokens} tokens, "
+            f"{len(prompts)} prompts, n {sampling.n} and max_tokens ask for up to {tokens} tokens, "
             f"the limit of one call is {limits.max_work_tokens}; split it",
             param="max_tokens",
+        )
+    logprobs = 0
+    if sampling.logprobs is not None:
+        logprobs += tokens * (1 + sampling.logprobs)
+    if sampling.prompt_logprobs is not None:
+        logprobs += sum(map(len, prompts)) * (1 + sampling.prompt_logprobs)
+    if logprobs > limits.max_logprobs:
+        raise BadRequest(
+            f"the call asks for up to {logprobs} log-probabilities, the limit is {limits.max_logprobs}; "
+            "lower max_tokens or n, or ask for fewer alternatives",
+            param="logprobs",
         )
 
 
