@@ -78,6 +78,7 @@ class Harness:
         self.scheduler = Scheduler(config)
         self.store = ShadowStore(config.block_size, config.group_windows, config.max_num_seqs, draw, rng)
         self.tracked: dict[str, Tracked] = {}  # requests that have not ended
+        self.salts: dict[str, str] = {}
         self.in_flight: deque[tuple[SchedulerOutput, StepOutput | None]] = deque()
         self.num_steps = 0
         self.num_added = 0
@@ -101,6 +102,7 @@ class Harness:
             self.scheduler.add(request)
         except BadRequest:
             return None
+        self.salts[request.request_id] = salt
         samples = {index: Sample() for index in range(sampling.n)}
         self.tracked[request.request_id] = Tracked(request, samples)
         self.check()
@@ -156,8 +158,10 @@ class Harness:
         self._execute_up_to(1)
         plan, result = self.in_flight.popleft()
         assert result is not None
+        failing = {s.seq_id for s in self.scheduler.sequences()} & set(result.failed)
         updates = self.scheduler.commit(plan, result, 0.0)
         self.num_steps += 1
+        assert {update.seq_id for update in updates if update.finish_reason == "error"} == failing
         for update in updates:
             self._take(update)
         if self.rng.random() < 0.2:
@@ -211,7 +215,8 @@ class Harness:
             if sequence.tables is None:
                 continue
             computed = sequence.num_computed_tokens
-            own = self.store.histories.walk(sequence.request.namespace, sequence.token_ids[:computed])
+            salt = self.salts[sequence.request.request_id]
+            own = self.store.histories.walk(salt, sequence.token_ids[:computed])
             ids = sequence.tables.block_ids()
             for group in range(len(ids)):
                 begin = sequence.tables.num_dropped[group] * self.config.block_size
@@ -233,7 +238,7 @@ class Harness:
         entries = zip(plan.seq_ids, plan.num_computed_tokens, plan.num_scheduled_tokens, plan.first_write, strict=True)
         for seq_id, first, count, first_write in entries:
             sequence = live[seq_id]
-            self.store.namespace_of[seq_id] = sequence.request.namespace
+            self.store.salt_of[seq_id] = self.salts[sequence.request.request_id]
             assert sequence.status is Status.RUNNING
             assert sequence.tables is not None
             for position in range(max(first, first_write), first + count):
@@ -286,7 +291,7 @@ class Harness:
 def random_config(rng: Random) -> SchedulerConfig:
     block_size = rng.choice((1, 2, 2, 4, 4, 16))
     windows = rng.choice(((None,), (None,), (None,), (None, 5), (6,), (3, None)))
-    num_blocks = max(rng.choice((24, 32, 40, 64)) // block_size, 3) * len(windows)
+    num_blocks = max(rng.choice((32, 40, 48, 64)) // block_size, 3) * len(windows)
     return SchedulerConfig(
         num_blocks=num_blocks,
         block_size=block_size,
@@ -301,7 +306,7 @@ def random_config(rng: Random) -> SchedulerConfig:
 
 def random_sampling(rng: Random) -> SamplingParams:
     prompt_logprobs = 0 if rng.random() < 0.08 else None
-    max_tokens = 0 if prompt_logprobs == 0 and rng.random() < 0.4 else rng.randint(1, 24)
+    max_tokens = 0 if prompt_logprobs == 0 and rng.random() < 0.4 else rng.randint(1, 32)
     return SamplingParams(
         n=rng.choice((1, 1, 1, 2, 3, 4)),
         max_tokens=max_tokens,
@@ -314,7 +319,7 @@ def random_sampling(rng: Random) -> SamplingParams:
 def random_operation(harness: Harness, rng: Random) -> None:
     chance = rng.random()
     if chance < 0.24 and len(harness.tracked) < 12:
-        prompt = tuple(rng.choice(LETTERS) for _ in range(rng.choice((1, 2, 4, 8, 8, 16, rng.randint(1, 40)))))
+        prompt = tuple(rng.choice(LETTERS) for _ in range(rng.choice((1, 2, 4, 8, 8, 16, rng.randint(1, 32)))))
         harness.add(prompt, random_sampling(rng), salt=rng.choice(("", "", "x")), seed=rng.randint(0, 2))
     elif chance < 0.265 and harness.tracked:
         harness.abort(rng.choice(list(harness.tracked)))

@@ -19,20 +19,20 @@ Draw = Callable[[AddedRow, tuple[int, ...], int], int]  # (row, history, sample 
 
 
 class Histories:
-    """Numbers for token histories. Namespaces have roots of their own: equal tokens under other salts are not equal."""
+    """Numbers for token histories. Salts have roots of their own: equal tokens under other salts are not equal."""
 
     def __init__(self) -> None:
         self._numbers: dict[tuple[object, int], int] = {}
 
-    def root(self, namespace: bytes) -> int:
-        return self._number(namespace, -1)
+    def root(self, salt: str) -> int:
+        return self._number(salt, -1)
 
     def extend(self, history: int, token_id: int) -> int:
         return self._number(history, token_id)
 
-    def walk(self, namespace: bytes, token_ids: Iterable[int]) -> list[int]:
+    def walk(self, salt: str, token_ids: Iterable[int]) -> list[int]:
         """The history at every position of the tokens."""
-        histories, history = [], self.root(namespace)
+        histories, history = [], self.root(salt)
         for token_id in token_ids:
             history = self.extend(history, token_id)
             histories.append(history)
@@ -59,7 +59,7 @@ class ShadowStore:
         self.histories = Histories()
         self.rows: dict[SeqId, ShadowRow] = {}
         self.slots: dict[BlockId, list[int | None]] = {}  # the history that wrote each slot
-        self.namespace_of: dict[SeqId, bytes] = {}  # told by the test when a row's sequence is known
+        self.salt_of: dict[SeqId, str] = {}  # told by the test when a row's sequence is known
         self.fail: dict[SeqId, str] = {}  # rows to fail in the next step that runs them
         self._draw = draw
         self._rng = rng
@@ -132,7 +132,7 @@ class ShadowStore:
 
     def _write(self, seq_id: SeqId, first: int, count: int, first_write: int) -> None:
         row, size = self.rows[seq_id], self.block_size
-        root = self.histories.root(self.namespace_of[seq_id])
+        root = self.histories.root(self.salt_of[seq_id])
         for table in row.tables:
             for position in range(max(first, first_write), first + count):
                 before = root
@@ -146,7 +146,7 @@ class ShadowStore:
     def _check_visible(self, seq_id: SeqId, end: int) -> None:
         """What the last token run can see is exactly the sequence's own history."""
         row = self.rows[seq_id]
-        own = self.histories.walk(self.namespace_of[seq_id], row.token_ids[:end])
+        own = self.histories.walk(self.salt_of[seq_id], row.token_ids[:end])
         tables = tuple(tuple(table) for table in row.tables)
         for group, window in enumerate(self.windows):
             begin = 0 if window is None else max(end - window, 0)

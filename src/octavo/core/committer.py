@@ -120,7 +120,7 @@ class Committer:
 
     def _place_children(self, parent: Sequence, children: list[Sequence]) -> None:
         """Forks as many as have rows beside the parent, oldest first; the others are parked until a sibling ends."""
-        num_rows = self._config.max_num_seqs - 1
+        num_rows = self._config.max_rows - 1
         for child in children:
             if _verdict(child) is not None:
                 child.status = Status.FINISHED

@@ -77,8 +77,6 @@ class Planner:
             count = len(sequence.token_ids) + sequence.num_pending_tokens - first
             if overlaps and (count <= 0 or self._must_see_token(sequence)):
                 continue
-            if draft.budget <= 0:
-                break
             if count != 1:
                 assert count > 0, f"{sequence!r} runs with nothing to run"
                 count = min(count, max(draft.budget - behind, 1))
@@ -150,12 +148,12 @@ class Planner:
                 continue
             request = sequence.request
             num_rows = roster.rows_for(request) if request.status is Status.WAITING else 0
-            if roster.num_reserved + num_rows > self._config.max_num_seqs:
+            if roster.num_reserved + num_rows > self._config.max_rows:
                 return
             hit = self._look_up(sequence)
             if hit is None:
                 continue
-            if not self._kv.fits(hit, self._tokens_to_fit(sequence), self._watermark(request)):
+            if not self._kv.fits(hit, self._tokens_to_fit(sequence), self._to_leave_free(request)):
                 return
             self._start(draft, sequence, hit)
 
@@ -164,10 +162,14 @@ class Planner:
         roster = self._roster
         yield from roster.resuming()
         barrier = roster.barrier()
-        for request in list(roster.waiting):
+        place = 0
+        while place < len(roster.waiting):
+            request = roster.waiting[place]
             if barrier is not None and request.rank > barrier:
                 return
             yield request.live[0]
+            if place < len(roster.waiting) and roster.waiting[place] is request:
+                place += 1  # it did not start
 
     def _look_up(self, sequence: Sequence) -> Hit | None:
         """The sequence's prefix hit; None where a running sequence is computing its next block."""
@@ -188,16 +190,29 @@ class Planner:
         """All known tokens and the one to be drawn; the last token allowed is never computed."""
         return max(min(len(sequence.token_ids) + 1, sequence.max_num_tokens - 1), len(sequence.token_ids))
 
-    def _watermark(self, request: Request) -> int:
-        """Blocks to leave free: none for a request that ran before, nor where nobody else runs."""
-        return 0 if request.was_started or not self._roster.running else self._watermark_blocks
+    def _to_leave_free(self, request: Request) -> int:
+        """Blocks that starting a sequence must leave free: the watermark for a new request, room for its siblings.
+
+        Without room for its siblings a preempted request would come back with one sample, to be preempted again. None
+        for a sample whose siblings run, and none where nobody runs at all.
+        """
+        if request.status is Status.RUNNING or not self._roster.running:
+            return 0
+        if not request.was_started:
+            return self._watermark_blocks + (self._roster.rows_for(request) - 1) * len(self._kv.windows)
+        shared = self._kv.num_blocks_for(
+            len(request.prompt_token_ids) // self._config.block_size * self._config.block_size
+        )
+        siblings = request.live[1 : self._config.max_rows]
+        return sum(max(self._kv.num_blocks_for(self._tokens_to_fit(s)) - shared, 0) for s in siblings)
 
     def _start(self, draft: _Draft, sequence: Sequence, hit: Hit) -> None:
         request = sequence.request
         if not request.was_started:
             request.num_cached_tokens = min(hit.num_tokens, len(sequence.token_ids) - 1)
-            self.prefix_queries_tokens += len(sequence.token_ids)
-            self.prefix_hits_tokens += request.num_cached_tokens
+            if self._config.enable_prefix_caching:
+                self.prefix_queries_tokens += len(sequence.token_ids)
+                self.prefix_hits_tokens += request.num_cached_tokens
         self._roster.start(sequence, hit)
         first = sequence.num_computed_tokens
         count = min(len(sequence.token_ids) - first, draft.budget)

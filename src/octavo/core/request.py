@@ -45,7 +45,7 @@ class Request:
     rank: tuple[float, ...] = field(default=(), init=False)  # from the ordering policy; smaller goes first
     status: Status = field(default=Status.WAITING, init=False)  # RUNNING while at least one sequence runs
     sequences: list[Sequence] = field(default_factory=list, init=False)  # by sample index; the first until the fork
-    num_reserved: int = field(default=0, init=False)  # rows of max_num_seqs this request may fill
+    num_reserved: int = field(default=0, init=False)  # rows this request fills or will fill when it forks
     num_resting: int = field(default=0, init=False)  # live samples that do not run while the request does
     num_cached_tokens: int = field(default=0, init=False)  # prompt tokens found in the cache at the first start
     num_preemptions: int = field(default=0, init=False)

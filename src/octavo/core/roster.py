@@ -6,7 +6,7 @@ gives way is the planner's and the policies' affair. Invariants:
     waiting    sorted by rank; none of its sequences holds blocks, all live ones are WAITING
     running    sorted by rank; at least one sequence is RUNNING
     lanes      all RUNNING sequences by (rank, sample)
-    reserved   rows that running requests fill or will fill when they fork; at most max_num_seqs
+    reserved   rows that running requests fill or will fill when they fork; at most max_rows
     blocks     of a sequence that left stay until no plan in flight can write to them
 
              start                     end (all sequences)
@@ -30,7 +30,7 @@ _place = attrgetter("place")
 
 
 class Roster:
-    def __init__(self, kv: KVCacheManager, max_num_seqs: int) -> None:
+    def __init__(self, kv: KVCacheManager, max_rows: int) -> None:
         self.waiting: list[Request] = []
         self.running: list[Request] = []
         self.requests: dict[str, Request] = {}
@@ -40,7 +40,7 @@ class Roster:
         self.num_preemptions = 0
         self.num_parks = 0
         self._kv = kv
-        self._max_num_seqs = max_num_seqs
+        self._max_rows = max_rows
         self._lanes: list[Sequence] | None = []  # None: to be built again
         self._removed_rows: list[SeqId] = []  # the executor must be told
         self._computing: dict[bytes, Sequence] = {}  # prefix key -> the running sequence that computes the block
@@ -70,7 +70,7 @@ class Roster:
     def rows_for(self, request: Request) -> int:
         """Rows a waiting request would fill: those of all its samples, as far as there are rows at all."""
         wanted = len(request.live) if len(request.sequences) > 1 else request.sampling.n
-        return min(wanted, self._max_num_seqs)
+        return min(wanted, self._max_rows)
 
     def barrier(self) -> tuple[float, ...] | None:
         """The rank of the first running request with a parked sample: nobody behind it starts before that resumes."""
@@ -94,7 +94,7 @@ class Roster:
             insort(self.running, request, key=_rank)
             request.status = Status.RUNNING
             request.was_started = True
-            for extra in request.live[self._max_num_seqs :]:
+            for extra in request.live[self._max_rows :]:
                 extra.status = Status.PARKED
         sequence.status = Status.RUNNING
         sequence.waits_for = None
@@ -147,6 +147,7 @@ class Roster:
             del queue[self._index(queue, request)]
             del self.requests[request.request_id]
             request.status = Status.FINISHED
+            request.sequences = []  # breaks the cycle: finished requests need no garbage collector
         elif request.status is Status.RUNNING:
             parked = [s for s in live if s.status is Status.PARKED]
             if parked and had_row:
@@ -243,7 +244,7 @@ class Roster:
             assert (s.tables is not None) is (s.status is Status.RUNNING), repr(s)
             assert s.num_computed_tokens + s.num_inflight_tokens <= len(s.token_ids) + s.num_pending_tokens, repr(s)
         assert all(s.status is Status.FINISHED and s.num_inflight_tokens > 0 for s in self._leaving.values())
-        assert self.num_reserved == sum(r.num_reserved for r in self.running) <= self._max_num_seqs
+        assert self.num_reserved == sum(r.num_reserved for r in self.running) <= self._max_rows
         assert self.num_resting == sum(s.status is not Status.RUNNING for r in self.running for s in r.live)
         assert all(s.status is Status.RUNNING for s in self._computing.values())
         if not self.requests:

@@ -52,7 +52,7 @@ class Scheduler:
             max_chunk_tokens=config.max_num_batched_tokens,
         )
         self._ordering = ordering or FirstComeFirstServed()
-        self._roster = Roster(self.kv, config.max_num_seqs)
+        self._roster = Roster(self.kv, config.max_rows)
         self._planner = Planner(config, self.kv, self._roster, preemption or NewestFirst())
         self._committer = Committer(config, self.kv, self._roster, self._new_seq_id)
         self._in_flight: deque[tuple[SchedulerOutput, list[Sequence]]] = deque()

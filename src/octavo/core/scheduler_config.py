@@ -16,3 +16,8 @@ class SchedulerConfig:
     watermark: float = 0.01  # share of the pool kept free when a new request starts beside others
     group_windows: tuple[int | None, ...] = (None,)  # one a KV group: its sliding window in tokens, None for all
     max_queue: int = 512  # requests waiting before QueueFull
+
+    @property
+    def max_rows(self) -> int:
+        """Sequences that may run at once: one that gets no token in a full step would hold blocks for nothing."""
+        return min(self.max_num_seqs, self.max_num_batched_tokens)

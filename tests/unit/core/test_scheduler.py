@@ -61,6 +61,15 @@ def test_running_sequences_behind_a_long_chunk_keep_their_token() -> None:
     assert all(sum(plan.num_scheduled_tokens) <= 8 for plan in runner.plans)
 
 
+def test_no_more_sequences_run_than_a_step_has_tokens_for() -> None:
+    runner = Runner(config(max_num_batched_tokens=2, max_num_seqs=8))
+    for name in ("a", "b", "c"):
+        runner.scheduler.add(request(name, (ord(name),), max_tokens=6))
+    runner.step()
+    assert runner.scheduler.stats().num_running == 2
+    runner.drain()
+
+
 def test_an_end_token_stops_with_reason_stop() -> None:
     for stop_ids, ends, reason in (((), (7,), None), ((7,), (), 7)):
         runner = Runner(config(), next_token=lambda history, seed, index: 7 if len(history) == 5 else 1)
