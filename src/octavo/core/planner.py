@@ -83,6 +83,8 @@ class Planner:
             tables = sequence.tables
             assert tables is not None
             if first + count > tables.num_slots and not self._make_room(draft, sequence, first, first + count):
+                if overlaps:
+                    break  # those behind land first, so that they can give way
                 continue
             if count != 1 or sequence.num_draws != 1 or not tables.has_row or sequence.prompt_logprobs is not None:
                 self._schedule(draft, sequence, first, count)

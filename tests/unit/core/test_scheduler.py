@@ -430,3 +430,19 @@ def test_tokens_depend_on_nothing_but_the_request() -> None:
         if settings.get("group_windows") == (9,):
             continue  # reads no more than its window: other tokens, checked by the shadow store
         assert tokens == wanted, settings
+
+
+def test_a_request_that_lacks_a_block_gets_it_from_rows_in_flight_once_they_land() -> None:
+    runner = Runner(config(num_blocks=6))
+    runner.scheduler.add(request("old", range(7), max_tokens=12))
+    runner.scheduler.add(request("new", range(50, 58), max_tokens=12))
+    flights = []
+    waited = 0
+    while runner.scheduler.has_unfinished and ("old", 0) not in runner.reasons:
+        while len(flights) < 2 and (plan := runner.plan()) is not None:
+            flights.append(plan)
+        old = next((s for s in runner.scheduler.sequences() if s.request.request_id == "old"), None)
+        waited = 0 if old is None or old.num_inflight_tokens else waited + 1
+        assert waited <= 1, "the oldest request stands still while newer ones run"
+        runner.run(flights.pop(0))
+    assert runner.scheduler.stats().num_preemptions > 0
