@@ -43,6 +43,30 @@ std::unique_ptr<PackedWeight> pack_weight(ThreadPool& pool, const std::string& i
   return packed;
 }
 
+// For tests of the pool: each thread adds one to a cell of its own between barriers and checks that every other thread's
+// cell is as far; returns how often each thread saw all in step.
+std::vector<int64_t> count_in_step(ThreadPool& pool, int num_runs, int num_barriers) {
+  const size_t size = static_cast<size_t>(pool.size());
+  std::vector<int64_t> cells(size * 16), in_step(size * 16);
+  const nb::gil_scoped_release release;
+  for (int run = 0; run < num_runs; ++run) {
+    pool.run([&](int thread) {
+      const size_t own = static_cast<size_t>(thread) * 16;
+      for (int i = 0; i < num_barriers; ++i) {
+        ++cells[own];
+        pool.barrier();
+        bool same = true;
+        for (size_t other = 0; other < size; ++other) same = same && cells[other * 16] == cells[own];
+        in_step[own] += same;
+        pool.barrier();
+      }
+    });
+  }
+  std::vector<int64_t> counts;
+  for (size_t thread = 0; thread < size; ++thread) counts.push_back(in_step[thread * 16]);
+  return counts;
+}
+
 nb::bytes read_block(const Arena& arena, int64_t id) {
   return nb::bytes(reinterpret_cast<const char*>(arena.block(id)), arena.block_bytes());
 }
@@ -57,7 +81,8 @@ void write_block(Arena& arena, int64_t id, nb::bytes payload) {
 void bind_arena(nb::module_& m) {
   nb::class_<ThreadPool>(m, "ThreadPool", "A fixed team of threads; the caller's is one of them.")
       .def(nb::init<int>(), nb::arg("num_threads"))
-      .def_prop_ro("size", &ThreadPool::size);
+      .def_prop_ro("size", &ThreadPool::size)
+      .def("count", &count_in_step, nb::arg("num_runs"), nb::arg("num_barriers"));
 
   nb::class_<PackedWeight>(m, "PackedWeight", "A matrix packed for one instruction set; immutable.")
       .def_prop_ro("isa", [](const PackedWeight& w) { return std::string(w.kernels().isa); })

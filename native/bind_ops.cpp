@@ -12,7 +12,9 @@
 #include <stdexcept>
 #include <string>
 
+#include "arena.h"
 #include "arrays.h"
+#include "attend_schedule.h"
 #include "bindings.h"
 #include "dispatch.h"
 #include "memory.h"
@@ -90,9 +92,124 @@ class Ops {
     }
   }
 
-  const Kernels& kernels() const { return *kernels_; }
+  void rms_norm(Matrix x, Vector weight, float eps, OutMatrix out) const {
+    same_shape(x, out);
+    const int64_t group = extent(weight, 0);
+    require(group > 0 && extent(x, 1) % group == 0, "weight: its length divides x's columns");
+    kernels_->rms_norm(x.data(), extent(x, 1), weight.data(), group, extent(x, 1), eps, extent(x, 0), out.data(),
+                       extent(out, 1));
+  }
+
+  void layer_norm(Matrix x, Vector weight, Vector bias, float eps, OutMatrix out) const {
+    same_shape(x, out);
+    require(extent(weight, 0) == extent(x, 1) && extent(bias, 0) == extent(x, 1), "weight, bias: an entry a column");
+    kernels_->layer_norm(x.data(), extent(x, 1), weight.data(), bias.data(), extent(x, 1), eps, extent(x, 0),
+                         out.data(), extent(out, 1));
+  }
+
+  void rope(Matrix x, Matrix cos, Matrix sin, int64_t head_dim, OutMatrix out) const {
+    same_shape(x, out);
+    require(extent(cos, 0) == extent(x, 0) && extent(sin, 0) == extent(x, 0) && extent(cos, 1) == extent(sin, 1),
+            "cos, sin: a row a row of x, of one width");
+    require(head_dim >= 2 * extent(cos, 1) && extent(x, 1) % head_dim == 0, "head_dim: divides x's columns");
+    kernels_->rope(x.data(), extent(x, 1), cos.data(), sin.data(), extent(x, 1) / head_dim, head_dim,
+                   2 * extent(cos, 1), extent(x, 0), out.data(), extent(out, 1));
+  }
+
+  void act_mul(const std::string& name, Matrix gate, Matrix up, OutMatrix out) const {
+    same_shape(gate, out);
+    same_shape(up, out);
+    kernels_->act_mul(activation_from(name), gate.data(), extent(gate, 1), up.data(), extent(up, 1), extent(gate, 1),
+                      extent(gate, 0), out.data(), extent(out, 1));
+  }
+
+  void activation(const std::string& name, Matrix x, OutMatrix out) const {
+    same_shape(x, out);
+    kernels_->activation(activation_from(name), x.data(), extent(x, 1), extent(x, 1), extent(x, 0), out.data(),
+                         extent(out, 1));
+  }
+
+  void add(Matrix a, Matrix b, OutMatrix out) const { two(kernels_->add, a, b, out); }
+  void mul(Matrix a, Matrix b, OutMatrix out) const { two(kernels_->mul, a, b, out); }
+  void scale(Matrix x, float factor, OutMatrix out) const { with_number(kernels_->scale, x, factor, out); }
+  void softcap(Matrix x, float cap, OutMatrix out) const { with_number(kernels_->softcap, x, cap, out); }
+
+  void write_kv(Arena& arena, int64_t layer, Matrix k, Matrix v, Longs slots) const {
+    const KVLayer kv = arena.layer(layer);
+    require(extent(k, 1) == kv.num_kv_heads * kv.head_dim && extent(v, 1) == extent(k, 1),
+            "k, v: num_kv_heads * head_dim columns");
+    require(extent(v, 0) == extent(k, 0) && extent(slots, 0) == extent(k, 0), "k, v, slots: one row a token");
+    for (size_t i = 0; i < slots.size(); ++i) {
+      require(slots.data()[i] >= -1 && slots.data()[i] < arena.num_blocks() * arena.block_size(), "no such slot");
+    }
+    kernels_->write_kv(kv, k.data(), extent(k, 1), v.data(), extent(v, 1), slots.data(), extent(k, 0));
+  }
+
+  // Work is scheduled as for `num_threads` threads, and done by this one.
+  void attend(const Arena& arena, int64_t layer, Matrix q, Ints query_start_loc, Ints seq_lens, Table block_tables,
+              int64_t num_heads, float scale, int64_t window, float softcap, std::optional<Vector> sinks,
+              int num_threads, OutMatrix out) const {
+    const KVLayer kv = arena.layer(layer);
+    same_shape(q, out);
+    require(num_threads >= 1 && num_heads >= 1 && num_heads % kv.num_kv_heads == 0 &&
+                extent(q, 1) == num_heads * kv.head_dim,
+            "q: num_heads * head_dim columns, num_heads a multiple of the KV heads");
+    const int64_t num_seqs = extent(seq_lens, 0), heads = num_heads / kv.num_kv_heads;
+    require(extent(query_start_loc, 0) == num_seqs + 1 && extent(block_tables, 0) == num_seqs,
+            "query_start_loc, block_tables: an entry a sequence");
+    require(query_start_loc.data()[num_seqs] == extent(q, 0), "query_start_loc: covers q");
+    check_tables(arena, query_start_loc, seq_lens, block_tables, window);
+    AttendSchedule schedule;
+    schedule.build({num_seqs, query_start_loc.data(), seq_lens.data()}, kv.num_kv_heads, heads, kv.dim, window,
+                   num_threads);
+    Scratch scratch(kernels_->attend_scratch_bytes(heads > kRowsPerUnit ? heads : kRowsPerUnit, kv.dim));
+    Scratch partials(static_cast<size_t>(schedule.partial_floats()) * sizeof(float) + 64);
+    const AttendArgs args{kv, q.data(), extent(q, 1), out.data(), extent(out, 1), num_heads, scale, softcap, window,
+                          sinks ? sinks->data() : nullptr};
+    const auto placed = [&](const AttendSchedule::Piece& from) {
+      AttendPiece piece = from.piece;
+      piece.block_table = block_tables.data() + from.seq * extent(block_tables, 1);
+      if (from.partials >= 0) piece.partials = reinterpret_cast<float*>(partials.data()) + from.partials;
+      return piece;
+    };
+    for (const AttendSchedule::Piece* p = schedule.begin(0); p != schedule.end(num_threads - 1); ++p) {
+      kernels_->attend(args, placed(*p), scratch.data());
+    }
+    for (const AttendSchedule::Piece& p : schedule.merges()) kernels_->attend_merge(args, placed(p), scratch.data());
+  }
 
  private:
+  template <class Function>
+  static void two(Function function, const Matrix& a, const Matrix& b, const OutMatrix& out) {
+    same_shape(a, out);
+    same_shape(b, out);
+    function(a.data(), extent(a, 1), b.data(), extent(b, 1), extent(a, 1), extent(a, 0), out.data(), extent(out, 1));
+  }
+
+  template <class Function>
+  static void with_number(Function function, const Matrix& x, float number, const OutMatrix& out) {
+    same_shape(x, out);
+    function(x.data(), extent(x, 1), number, extent(x, 1), extent(x, 0), out.data(), extent(out, 1));
+  }
+
+  static void same_shape(const Matrix& x, const OutMatrix& out) {
+    require(extent(x, 0) == extent(out, 0) && extent(x, 1) == extent(out, 1), "inputs and out: one shape");
+  }
+
+  static void check_tables(const Arena& arena, const Ints& query_start_loc, const Ints& seq_lens, const Table& tables,
+                           int64_t window) {
+    for (int64_t s = 0; s < extent(seq_lens, 0); ++s) {
+      const int64_t length = seq_lens.data()[s], queries = query_start_loc.data()[s + 1] - query_start_loc.data()[s];
+      require(queries >= 1 && length >= queries, "seq_lens: no shorter than the queries");
+      require((length - 1) / arena.block_size() < extent(tables, 1), "block_tables: too short");
+      const int64_t lowest = window > 0 && length - queries + 1 > window ? length - queries + 1 - window : 0;
+      for (int64_t b = lowest / arena.block_size(); b <= (length - 1) / arena.block_size(); ++b) {
+        const int32_t block = tables.data()[s * extent(tables, 1) + b];
+        require(block >= 0 && block < arena.num_blocks(), "block_tables: no such block");
+      }
+    }
+  }
+
   const Kernels* kernels_;
 };
 
@@ -106,7 +223,23 @@ void bind_ops(nb::module_& m) {
            nb::arg("cols"))
       .def("unpack_row", &Ops::unpack_row, nb::arg("weight"), nb::arg("row"), nb::arg("out"))
       .def("linear", &Ops::linear, nb::arg("weight"), nb::arg("x"), nb::arg("bias").none(), nb::arg("out"),
-           nb::arg("rows_per_call") = 0, nb::arg("panels_per_call") = 0);
+           nb::arg("rows_per_call") = 0, nb::arg("panels_per_call") = 0)
+      .def("rms_norm", &Ops::rms_norm, nb::arg("x"), nb::arg("weight"), nb::arg("eps"), nb::arg("out"))
+      .def("layer_norm", &Ops::layer_norm, nb::arg("x"), nb::arg("weight"), nb::arg("bias"), nb::arg("eps"),
+           nb::arg("out"))
+      .def("rope", &Ops::rope, nb::arg("x"), nb::arg("cos"), nb::arg("sin"), nb::arg("head_dim"), nb::arg("out"))
+      .def("act_mul", &Ops::act_mul, nb::arg("activation"), nb::arg("gate"), nb::arg("up"), nb::arg("out"))
+      .def("activation", &Ops::activation, nb::arg("activation"), nb::arg("x"), nb::arg("out"))
+      .def("add", &Ops::add, nb::arg("a"), nb::arg("b"), nb::arg("out"))
+      .def("mul", &Ops::mul, nb::arg("a"), nb::arg("b"), nb::arg("out"))
+      .def("scale", &Ops::scale, nb::arg("x"), nb::arg("factor"), nb::arg("out"))
+      .def("softcap", &Ops::softcap, nb::arg("x"), nb::arg("cap"), nb::arg("out"))
+      .def("write_kv", &Ops::write_kv, nb::arg("arena"), nb::arg("layer"), nb::arg("k"), nb::arg("v"),
+           nb::arg("slots"))
+      .def("attend", &Ops::attend, nb::kw_only(), nb::arg("arena"), nb::arg("layer"), nb::arg("q"),
+           nb::arg("query_start_loc"), nb::arg("seq_lens"), nb::arg("block_tables"), nb::arg("num_heads"),
+           nb::arg("scale"), nb::arg("window") = 0, nb::arg("softcap") = 0.0f, nb::arg("sinks").none() = nb::none(),
+           nb::arg("num_threads") = 1, nb::arg("out"));
 }
 
 }  // namespace octavo

@@ -26,14 +26,6 @@ namespace octavo {
 
 namespace {
 
-Activation activation_from(const std::string& name) {
-  if (name == "silu") return Activation::kSilu;
-  if (name == "gelu") return Activation::kGelu;
-  if (name == "gelu_tanh") return Activation::kGeluTanh;
-  if (name == "relu") return Activation::kRelu;
-  throw std::invalid_argument("activation " + name + " is unknown; known: silu, gelu, gelu_tanh, relu");
-}
-
 Op operation(OpKind kind, int out, int x, int y = -1) {
   Op op;
   op.kind = kind;
@@ -144,6 +136,21 @@ void add_softcap(Program& program, int out, int x, float cap) {
   program.add(op);
 }
 
+// "rows", "linear x3", "attend", ... as run; those of the head after "head:".
+std::vector<std::string> stage_names(const Program& program) {
+  std::vector<std::string> names;
+  for (const Stage& stage : program.stages()) {
+    std::string name = stage.head ? "head: " : "";
+    switch (stage.kind) {
+      case Stage::Kind::kRows: name += "rows"; break;
+      case Stage::Kind::kLinear: name += "linear x" + std::to_string(stage.ops.size()); break;
+      case Stage::Kind::kAttend: name += "attend"; break;
+    }
+    names.push_back(name);
+  }
+  return names;
+}
+
 void init_program(Program* self, const std::string& isa, int64_t num_kv_heads, int64_t head_dim,
                   const std::vector<std::tuple<int, int64_t, int64_t>>& layers) {
   std::vector<LayerPlace> places;
@@ -247,7 +254,7 @@ void bind_program(nb::module_& m) {
       .def("__init__", &init_program, nb::arg("isa"), nb::arg("num_kv_heads"), nb::arg("head_dim"), nb::arg("layers"))
       .def_prop_ro("isa", [](const Program& p) { return std::string(p.kernels().isa); })
       .def_prop_ro("workspace_bytes", &Program::workspace_bytes)
-      .def_prop_ro("num_stages", [](const Program& p) { return p.stages().size(); })
+      .def_prop_ro("stages", &stage_names)
       .def("buffer", &Program::add_buffer, nb::arg("width"))
       .def("view", &Program::add_view, nb::arg("buffer"), nb::arg("begin"), nb::arg("end"))
       .def("embed", &add_embed, nb::arg("out"), nb::arg("weight"), nb::keep_alive<1, 3>())

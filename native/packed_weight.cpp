@@ -34,6 +34,14 @@ const char* form_name(Form form) {
   return "";
 }
 
+Activation activation_from(const std::string& name) {
+  if (name == "silu") return Activation::kSilu;
+  if (name == "gelu") return Activation::kGelu;
+  if (name == "gelu_tanh") return Activation::kGeluTanh;
+  if (name == "relu") return Activation::kRelu;
+  throw std::invalid_argument("activation " + name + " is unknown; known: silu, gelu, gelu_tanh, relu");
+}
+
 namespace {
 
 struct BlockShape {

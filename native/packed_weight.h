@@ -11,6 +11,7 @@ namespace octavo {
 TensorType tensor_type_from(const std::string& name);  // throws std::invalid_argument
 Form form_from(const std::string& name);               // "f32", "bf16", "int8", "int4"; throws std::invalid_argument
 const char* form_name(Form form);
+Activation activation_from(const std::string& name);  // "silu", "gelu", "gelu_tanh", "relu"; throws std::invalid_argument
 
 // Bytes a tensor of this type and shape has in its file. Throws where rows are not whole quantised blocks.
 size_t tensor_bytes(TensorType type, int64_t rows, int64_t cols);

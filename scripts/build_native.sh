@@ -32,7 +32,7 @@ if command -v ninja >/dev/null 2>&1; then generator="-G Ninja"; fi
 
 # shellcheck disable=SC2086
 cmake -S "$root" -B "$build" $generator -DCMAKE_BUILD_TYPE=Release -DPython_EXECUTABLE="$(command -v "$python")" \
-  -DOCTAVO_SANITIZE="$sanitize" >"$build.configure.log" 2>&1 || { cat "$build.configure.log" >&2; exit 1; }
+  -DOCTAVO_SANITIZE="$sanitize" -DOCTAVO_SYMBOLS=ON >"$build.configure.log" 2>&1 || { cat "$build.configure.log" >&2; exit 1; }
 cmake --build "$build" --parallel "${JOBS:-2}"
 if [ -z "$sanitize" ]; then
   for module in "$build"/_native*.so; do cp "$module" "$root/src/octavo/.native.tmp"; mv "$root/src/octavo/.native.tmp" "$root/src/octavo/$(basename "$module")"; done

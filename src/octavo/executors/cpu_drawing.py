@@ -1,7 +1,7 @@
 """Between sampling parameters and the native drawing: what goes in with a row, what a step's draws mean coming out.
 
-Refuses nothing; parameters were checked where they were made. A row whose logits were broken is reported as failed, with
-0 for its tokens; the others' results stand.
+Refuses nothing; parameters were checked where they were made. A row whose logits were broken is reported as failed,
+with 0 for its tokens; the others' results stand.
 """
 
 from __future__ import annotations
@@ -70,9 +70,7 @@ def prompt_queries(plan: SchedulerOutput, batch: StepBatch, rows: Rows) -> Promp
             continue
         last = rows.added[seq_id].num_prompt_tokens - 1
         tokens = rows.token_ids[batch.row_ids[r]]
-        places = [
-            t for t in range(batch.query_start_loc[r], batch.query_start_loc[r + 1]) if batch.positions[t] < last
-        ]
+        places = [t for t in range(batch.query_start_loc[r], batch.query_start_loc[r + 1]) if batch.positions[t] < last]
         queries += [(t, int(tokens[batch.positions[t] + 1]), plan.prompt_logprobs[seq_id]) for t in places]
         counts.append((seq_id, len(places)))
     return PromptQueries(np.array(queries, np.int32).reshape(-1, 3), tuple(counts))
@@ -111,9 +109,7 @@ def prompt_logprobs(
             _, target, num_top = asked.queries[i].tolist()
             if statuses[num_drawn + i]:
                 failed.setdefault(seq_id, FAILURES[statuses[num_drawn + i]])
-            entries.append(
-                TokenLogprobs(target, values[num_tokens + i], tuple(drawing.top(num_drawn + i, num_top)))
-            )
+            entries.append(TokenLogprobs(target, values[num_tokens + i], tuple(drawing.top(num_drawn + i, num_top))))
         first += count
         if seq_id not in failed:
             found[seq_id] = entries

@@ -155,9 +155,7 @@ class _Lowering:
             case ops.RmsNorm():
                 native.rms_norm(self._new(op.out), of[op.x], self._vector(op.weight), op.eps)
             case ops.LayerNorm():
-                native.layer_norm(
-                    self._new(op.out), of[op.x], self._vector(op.weight), self._vector(op.bias), op.eps
-                )
+                native.layer_norm(self._new(op.out), of[op.x], self._vector(op.weight), self._vector(op.bias), op.eps)
             case ops.Linear():
                 bias = None if op.bias is None else self._vector(op.bias)
                 native.linear(self._new(op.out), of[op.x], self._weights[op.weight], bias)
