@@ -433,9 +433,10 @@ def test_tokens_depend_on_nothing_but_the_request() -> None:
 
 
 def test_a_request_that_lacks_a_block_gets_it_from_rows_in_flight_once_they_land() -> None:
-    runner = Runner(config(num_blocks=6))
-    runner.scheduler.add(request("old", range(7), max_tokens=12))
-    runner.scheduler.add(request("new", range(50, 58), max_tokens=12))
+    runner = Runner(config(num_blocks=3, block_size=16))
+    runner.scheduler.add(request("old", range(13), max_tokens=12))
+    runner.scheduler.add(request("newer", range(50, 52), max_tokens=12))
+    runner.scheduler.add(request("newest", range(60, 62), max_tokens=12))
     flights = []
     waited = 0
     while runner.scheduler.has_unfinished and ("old", 0) not in runner.reasons:
