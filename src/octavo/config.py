@@ -1,7 +1,7 @@
 """Configuration: one frozen object, built once from command line, file and environment, patched by nobody.
 
 The only module that reads environment variables. `None` means "decided when the model is known"; what was decided
-stands in `octavo.engine.build.EnginePlan`, never here.
+stands in `octavo.engine.info.EngineInfo`, never here.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from octavo._native import available_isas
 from octavo.config import EngineConfig
 from octavo.core.block import SeqId
 from octavo.core.scheduler_output import SchedulerOutput, StepOutput
@@ -91,7 +92,7 @@ def target(engine: Engine, request_id: str = TARGET, text: str = PROMPT, **sampl
     return EngineRequest(request_id, tuple(engine.tokenizer.encode(text)), SamplingParams(**fields))
 
 
-def company(engine: Engine, count: int = 31, max_tokens: int = 24) -> list[EngineRequest]:
+def company(engine: Engine, count: int, max_tokens: int, short: bool) -> list[EngineRequest]:
     """Of many lengths and kinds, some beginning as the target does."""
     requests = []
     for number in range(count):
@@ -100,6 +101,7 @@ def company(engine: Engine, count: int = 31, max_tokens: int = 24) -> list[Engin
             if number % 3 == 0
             else f"Count from {number} to {number * 7}: " * (1 + number % 4)
         )
+        text = f"{number} and" if short else text
         kind = {"temperature": 0.9, "seed": number} if number % 2 else {}
         requests.append(target(engine, f"other {number}", text, max_tokens=max_tokens, **kind))
     return requests
@@ -113,16 +115,18 @@ def run(
     others_tokens: int = 24,
     text: str = PROMPT,
     sampling: dict[str, Any] | None = None,
+    short: bool = False,
     **options: Any,
 ) -> dict[int, Seen]:
     """The target's samples, after `before` runs of the same prompt and among `others`, which start first."""
     config = {"num_threads": 2, "max_num_seqs": 32, "max_model_len": 512, **options}
     engine = build_engine(EngineConfig(model=str(path), **config))
+    assert engine.info.isa == options.get("isa", engine.info.isa)
     try:
         for number in range(before):
             engine.add_request(target(engine, f"before {number}", text))
             drain(engine)
-        for request in company(engine, others, others_tokens):
+        for request in company(engine, others, others_tokens, short):
             engine.add_request(request)
         watch = Watch(engine)
         asked = target(engine, text=text, **(sampling or {}))
@@ -144,7 +148,7 @@ def assert_same(got: dict[int, Seen], expected: dict[int, Seen]) -> None:
     assert got.keys() == expected.keys()
     for index, want in expected.items():
         assert got[index].token_ids == want.token_ids
-        assert len(got[index].logits) == len(want.logits) == NUM_TOKENS
+        assert len(got[index].logits) == len(want.logits) == len(want.token_ids) > 3
         for position, (ours, theirs) in enumerate(zip(got[index].logits, want.logits, strict=True)):
             differing = np.flatnonzero(ours.view(np.uint32) != theirs.view(np.uint32))
             assert differing.size == 0, f"sample {index}, token {position}: {differing.size} logits differ"
@@ -233,3 +237,18 @@ def test_float32_keys_and_values_keep_the_rule_too(smollm2_path: Path) -> None:
     assert others[2][0].num_cached_tokens > 0
     for seen in others:
         assert_same(seen, expected)
+
+
+@pytest.mark.parametrize("isa", ["avx2", pytest.param("plain", marks=pytest.mark.long)])
+def test_every_instruction_set_keeps_the_rule(smollm2_path: Path, isa: str) -> None:
+    """Its logits may differ from another's; its own do not depend on company, chunks or threads."""
+    if isa not in available_isas():
+        pytest.skip(f"this machine has no {isa}")
+    options: dict[str, Any] = {"isa": isa, "text": PROMPT[:60], "sampling": {"max_tokens": 4}}
+    expected = run(smollm2_path, **options)
+    crowd = run(smollm2_path, others=16, others_tokens=6, short=True, num_threads=1, **options)
+    assert crowd[0].max_rows >= 16
+    assert_same(crowd, expected)
+    chunks = run(smollm2_path, max_num_batched_tokens=5, **options)
+    assert len(chunks[0].chunks) > 1
+    assert_same(chunks, expected)

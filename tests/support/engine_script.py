@@ -41,6 +41,8 @@ def main() -> None:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
         channel.send(frames.Progress("packing", 0.5))
         channel.send(frames.Ready(INFO))
+        if mode == "slow steps":
+            channel.send(frames.Heartbeat(EngineStats(time=0.0, num_steps=1), longest_step_seconds=1000.0))
         serve(mode, sock, channel)
     while not channel.is_closed:
         channel.wait(10.0)

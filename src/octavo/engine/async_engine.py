@@ -27,6 +27,7 @@ from octavo.outputs import SequenceDelta
 ENGINE_COMMAND = (sys.executable, "-P", "-m", "octavo.engine.process")  # -P: the working folder's files are not ours
 HEARTBEAT_LIMIT_SECONDS = 10.0
 MAX_UNSENT_BYTES = 2 * frames.MAX_FRAME_BYTES  # towards an engine that does not read
+SLOW_STEP_FACTOR = 3.0  # a large model's step may take longer than the limit; silence is judged by the longest so far
 STOP_TIMEOUT_SECONDS = 5.0
 _ENDED_EARLY = "the engine process ended before it was ready; its last words are on stderr"
 
@@ -53,6 +54,7 @@ class AsyncEngine:
         self._mailboxes: dict[str, Mailbox] = {}
         self._stats = EngineStats(time=time.monotonic(), num_blocks_total=info.num_blocks)
         self._heard_time = time.monotonic()
+        self._longest_step_seconds = 0.0
         self._is_stopping = False
         self._reading = asyncio.create_task(self._read(), name="octavo engine reader")
 
@@ -114,7 +116,8 @@ class AsyncEngine:
     def is_healthy(self) -> bool:
         """The process lives and its step loop was heard lately. Load does not matter."""
         alive = not self.died.is_set() and not self._is_stopping
-        return alive and self.heartbeat_age_seconds() < self._heartbeat_limit_seconds
+        limit = max(self._heartbeat_limit_seconds, SLOW_STEP_FACTOR * self._longest_step_seconds)
+        return alive and self.heartbeat_age_seconds() < limit
 
     async def generate(self, request: EngineRequest) -> AsyncGenerator[list[SequenceDelta], None]:
         """Yields deltas as they come, at most one a sample each time; ends after each sample's finish_reason.
@@ -192,8 +195,8 @@ class AsyncEngine:
             case frames.StepDone(deltas=deltas):
                 for delta in deltas:
                     self._deliver(delta)
-            case frames.Heartbeat(stats=stats):
-                self._stats = stats
+            case frames.Heartbeat(stats=stats, longest_step_seconds=longest):
+                self._stats, self._longest_step_seconds = stats, longest
             case frames.Rejected(request_id=request_id, error=error):
                 if (mailbox := self._mailboxes.get(request_id)) is not None:
                     mailbox.fail(error.to_error())

@@ -108,6 +108,7 @@ class Rejected(msgspec.Struct, frozen=True, tag="rejected"):
 
 class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):
     stats: EngineStats
+    longest_step_seconds: float = 0.0  # of work, not of waiting: how long silence may honestly last
 
 
 class Fatal(msgspec.Struct, frozen=True, tag="fatal"):

@@ -112,6 +112,7 @@ class StepLoop:
         self._channel = channel
         self._heartbeat_time = -HEARTBEAT_SECONDS
         self._progress_time = time.monotonic()  # when last a step ran something
+        self._longest_step_seconds = 0.0
 
     def run(self) -> None:
         """Until the server's end closes. Raises what is fatal to the engine, FrameError among it."""
@@ -128,7 +129,7 @@ class StepLoop:
                 self._idle()
 
     def _step(self) -> None:
-        deltas = self._engine.step()
+        deltas = self._timed_step()
         is_idle = not self._engine.has_unfinished
         is_ending = is_idle or any(delta.finish_reason is not None for delta in deltas)
         if is_ending or time.monotonic() - self._heartbeat_time >= BUSY_STATS_SECONDS:
@@ -138,6 +139,14 @@ class StepLoop:
             self._progress_time = time.monotonic()
         else:
             self._stall()
+
+    def _timed_step(self) -> list[SequenceDelta]:
+        """Keeps the longest step by processor time: one in which the process was stopped does not count as slow."""
+        wall, cpu = time.monotonic(), time.process_time()
+        deltas = self._engine.step()
+        worked = (time.process_time() - cpu) / self._engine.info.num_threads
+        self._longest_step_seconds = max(self._longest_step_seconds, min(worked, time.monotonic() - wall))
+        return deltas
 
     def _stall(self) -> None:
         """Requests, but nothing to run. Raises InternalError when that lasts: an error beats waiting for ever."""
@@ -160,7 +169,7 @@ class StepLoop:
 
     def _send_heartbeat(self) -> None:
         self._heartbeat_time = time.monotonic()
-        self._channel.send(frames.Heartbeat(self._engine.stats()))
+        self._channel.send(frames.Heartbeat(self._engine.stats(), self._longest_step_seconds))
 
     def _send_deltas(self, deltas: Sequence[SequenceDelta]) -> None:
         """One frame a step, which is a sign of life even when empty; several where one would be too large."""

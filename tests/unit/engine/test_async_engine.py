@@ -137,15 +137,13 @@ def test_closing_or_cancelling_an_iterator_aborts_its_request_and_a_finished_one
 def test_a_slow_reader_is_dropped_and_others_are_unharmed() -> None:
     async def scenario(engine: AsyncEngine) -> None:
         slow = engine.generate(request(client_id="slow"))
-        await anext(slow)
-        assert (await read_all(engine, request()))[0].text == "hello"
         code = None
         while code is None:
             try:
                 await anext(slow)
-                await read_all(engine, request())
             except RequestError as error:
                 code = error.code
+            assert (await read_all(engine, request()))[0].text == "hello"
         assert code == "slow_reader"
         await until_aborted(engine, 1)
 
@@ -158,6 +156,14 @@ def test_an_engine_that_was_not_heard_lately_is_unhealthy() -> None:
         assert not engine.died.is_set()
 
     with_engine("hang", scenario, heartbeat_limit_seconds=0.0)
+
+
+def test_silence_is_judged_by_the_longest_step_the_model_needs() -> None:
+    async def scenario(engine: AsyncEngine) -> None:
+        await until_aborted(engine, 1)  # its only heartbeat has come
+        assert engine.is_healthy()
+
+    with_engine("slow steps", scenario, heartbeat_limit_seconds=0.0)
 
 
 def test_one_id_is_one_request() -> None:

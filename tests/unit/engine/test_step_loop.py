@@ -10,9 +10,10 @@ import pytest
 
 from octavo.engine import frames, process
 from octavo.engine.engine_request import EngineRequest
-from octavo.engine.info import EngineStats
+from octavo.engine.info import EngineInfo, EngineStats
 from octavo.errors import BadRequest
 from octavo.outputs import SequenceDelta
+from support.engine_script import INFO
 
 Turn = Callable[[], list[SequenceDelta]]
 
@@ -27,6 +28,10 @@ class ScriptedEngine:
         self.refusal: Exception | None = None
         self.ran_nothing = False
         self.num_idle_checks = 0
+
+    @property
+    def info(self) -> EngineInfo:
+        return INFO
 
     @property
     def has_unfinished(self) -> bool:
@@ -176,6 +181,7 @@ def test_statistics_leave_before_the_outputs_that_end_an_answer(ends: tuple[Serv
     engine.script = [lambda: [last], lambda: (got.extend(server.read()), server.leave())[1]]
     run(engine, frames.EngineChannel(theirs))
     assert [type(message) for message in got] == [frames.Heartbeat, frames.Heartbeat, frames.StepDone]
+    assert got[0].longest_step_seconds == 0.0 < got[1].longest_step_seconds
 
 
 def test_an_idle_loop_looks_after_the_house_with_each_heartbeat(
