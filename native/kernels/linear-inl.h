@@ -1,5 +1,5 @@
 // activation_bytes, round_activation, linear: the same control for every instruction set, around the tiles of
-// simd/dot_*.h. A tile is up to kTileRows rows of activations times one panel of 16 output rows.
+// simd/dot_*.h. A tile is a few rows of activations (as many as fit the registers) times one panel of 16 output rows.
 //
 // Batch invariance: a tile computes row r from row r and the panel alone, adding over k in file order (one float
 // accumulator a lane; within a group of an integer form the sum is exact). Tile heights and blocks of panels only
@@ -56,7 +56,7 @@ static size_t activation_bytes(Form form, int64_t cols) {
   int64_t bytes = 0;
   switch (form) {
     case Form::kF32: bytes = cols * 4; break;
-    case Form::kBF16: bytes = (cols + 1) / 2 * 4; break;
+    case Form::kBF16: bytes = (cols + 1) / 2 * (kPairsOfBF16 ? 4 : 8); break;
     case Form::kInt8: bytes = cols / kGroup * kInt8ActGroupBytes; break;
     case Form::kInt4: bytes = cols / kGroup * kInt4ActGroupBytes; break;
   }
@@ -105,10 +105,16 @@ static void round_activation(Form form, const float* x, int64_t cols, void* out)
       if (broken) memset(to, 0xff, 4);  // a NaN: an infinity alone would leave finite rows of zeros beside it
       break;
     case Form::kBF16: {
-      uint16_t* values = static_cast<uint16_t*>(out);
-      for (int64_t k = 0; k < cols; ++k) values[k] = bf16_of_float(x[k]);
-      if (cols % 2 != 0) values[cols] = 0;
-      if (broken) values[0] = 0xffff;
+      if (kPairsOfBF16) {
+        uint16_t* values = static_cast<uint16_t*>(out);
+        for (int64_t k = 0; k < cols; ++k) values[k] = bf16_of_float(x[k]);
+        if (cols % 2 != 0) values[cols] = 0;
+      } else {
+        float* values = static_cast<float*>(out);
+        for (int64_t k = 0; k < cols; ++k) values[k] = float_of_bf16(bf16_of_float(x[k]));
+        if (cols % 2 != 0) values[cols] = 0.0f;
+      }
+      if (broken) memset(to, 0xff, 4);
       break;
     }
     case Form::kInt8:
@@ -151,7 +157,7 @@ static void run_tiles(const Weight& weight, const uint8_t* activations, int64_t 
                       int64_t panel_end, float* out, int64_t out_stride, const float* bias) {
   constexpr int64_t kStreamAheadBytes = 2048;
   const size_t act_stride = activation_bytes(weight.form, weight.cols);
-  const int64_t num_tiles = (num_rows + kTileRows - 1) / kTileRows;
+  const int64_t num_tiles = (num_rows + Tile::kRows - 1) / Tile::kRows;
   const int64_t block = num_tiles <= 1 ? panel_end - panel_begin : panels_of_block(weight, num_rows, act_stride);
   const int64_t step = step_bytes(weight);
   for (int64_t first = panel_begin; first < panel_end; first += block) {
@@ -179,28 +185,29 @@ static void run_tiles(const Weight& weight, const uint8_t* activations, int64_t 
 }
 
 // Chooses the instance for a tile's height.
-#define OCTAVO_TILE(name, function)                                                                                   \
+#define OCTAVO_TILE(name, function, rows)                                                                             \
   struct name {                                                                                                       \
+    static constexpr int64_t kRows = rows;                                                                            \
     static inline void run(int64_t height, const uint8_t* panel, int64_t cols, const uint8_t* act, size_t stride,     \
                            Ahead ahead, const TileOut& to) {                                                          \
       switch (height) {                                                                                               \
-        case 1: function<1>(panel, cols, act, stride, ahead, to); break;                                              \
-        case 2: function<2>(panel, cols, act, stride, ahead, to); break;                                              \
-        case 3: function<3>(panel, cols, act, stride, ahead, to); break;                                              \
-        case 4: function<4>(panel, cols, act, stride, ahead, to); break;                                              \
-        case 5: function<5>(panel, cols, act, stride, ahead, to); break;                                              \
-        case 6: function<6>(panel, cols, act, stride, ahead, to); break;                                              \
-        case 7: function<7>(panel, cols, act, stride, ahead, to); break;                                              \
-        default: function<8>(panel, cols, act, stride, ahead, to); break;                                             \
+        case 1: function<1 <= rows ? 1 : 1>(panel, cols, act, stride, ahead, to); break;                              \
+        case 2: function<2 <= rows ? 2 : 1>(panel, cols, act, stride, ahead, to); break;                              \
+        case 3: function<3 <= rows ? 3 : 1>(panel, cols, act, stride, ahead, to); break;                              \
+        case 4: function<4 <= rows ? 4 : 1>(panel, cols, act, stride, ahead, to); break;                              \
+        case 5: function<5 <= rows ? 5 : 1>(panel, cols, act, stride, ahead, to); break;                              \
+        case 6: function<6 <= rows ? 6 : 1>(panel, cols, act, stride, ahead, to); break;                              \
+        case 7: function<7 <= rows ? 7 : 1>(panel, cols, act, stride, ahead, to); break;                              \
+        case 8: function<8 <= rows ? 8 : 1>(panel, cols, act, stride, ahead, to); break;                              \
       }                                                                                                               \
     }                                                                                                                 \
   }
 
-OCTAVO_TILE(F32Tile, tile_f32);
-OCTAVO_TILE(BF16Tile, tile_bf16);
-OCTAVO_TILE(Int8Tile, tile_int8);
-OCTAVO_TILE(Int4Tile, tile_int4);
-OCTAVO_TILE(Int4MinTile, tile_int4_min);
+OCTAVO_TILE(F32Tile, tile_f32, kFloatTileRows);
+OCTAVO_TILE(BF16Tile, tile_bf16, kFloatTileRows);
+OCTAVO_TILE(Int8Tile, tile_int8, kIntTileRows);
+OCTAVO_TILE(Int4Tile, tile_int4, kIntTileRows);
+OCTAVO_TILE(Int4MinTile, tile_int4_min, kIntTileRows);
 
 #undef OCTAVO_TILE
 

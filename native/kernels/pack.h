@@ -17,7 +17,7 @@
 // An activation row:
 //
 //   f32    float[cols]
-//   bf16   bf16[cols], padded to even
+//   bf16   bf16[cols], or the same values as float[cols] where the instruction set multiplies no bf16; padded to even
 //   int8   for each 32 of k: int8[32], float scale, int32 start = -128 * sum of the int8
 //   int4   for each 32 of k: int8[32], float scale, int32 start = -8 * sum, float scale * sum
 //

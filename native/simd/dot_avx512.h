@@ -11,28 +11,14 @@
 #include <stdint.h>
 
 #include "kernels/pack.h"
-
-// Functions and lambdas of a tile lie in its one loop: none may become a call.
-#define OCTAVO_FLAT __attribute__((always_inline))
+#include "simd/dot_each.h"
 
 namespace octavo {
 namespace OCTAVO_ISA_NS {
 
-constexpr int64_t kTileRows = 8;
-
-template <int kValue>
-struct Index {
-  constexpr operator int() const { return kValue; }
-};
-
-// f(0) ... f(R - 1), each with a constant: gcc 12 keeps an array in registers only if every index to it is one early on.
-template <int R, int kFirst = 0, class F>
-OCTAVO_FLAT static inline void each(const F& f) {
-  if constexpr (kFirst < R) {
-    f(Index<kFirst>{});
-    each<R, kFirst + 1>(f);
-  }
-}
+constexpr int64_t kFloatTileRows = 8;
+constexpr int64_t kIntTileRows = 8;
+constexpr bool kPairsOfBF16 = true;  // activations of the bf16 form stay bf16
 
 static inline __m512i broadcast_i32(const uint8_t* p) {
   int32_t value;

@@ -11,7 +11,9 @@
 namespace octavo {
 namespace OCTAVO_ISA_NS {
 
-constexpr int64_t kTileRows = 8;
+constexpr int64_t kFloatTileRows = 8;
+constexpr int64_t kIntTileRows = 8;
+constexpr bool kPairsOfBF16 = false;  // activations of the bf16 form are rounded to it and kept as float
 
 template <int R>
 static inline void store_tile(const float (&sums)[R][16], const TileOut& to) {
@@ -46,9 +48,9 @@ static void tile_bf16(const uint8_t* panel, int64_t cols, const uint8_t* act, si
     uint32_t pairs[16];
     memcpy(pairs, panel, 64);
     for (int r = 0; r < R; ++r) {
-      const uint8_t* x = act + static_cast<size_t>(r) * stride + 2 * k;
-      const float first = float_of_bf16(read_u16(x));
-      const float second = float_of_bf16(read_u16(x + 2));
+      const uint8_t* x = act + static_cast<size_t>(r) * stride + 4 * k;
+      const float first = read_f32(x);
+      const float second = read_f32(x + 4);
       for (int lane = 0; lane < 16; ++lane) {
         sums[r][lane] += float_of_bits(pairs[lane] << 16) * first;
         sums[r][lane] += float_of_bits(pairs[lane] & 0xffff0000u) * second;
