@@ -39,10 +39,11 @@ class Limits:
     write_timeout_seconds: float = 60.0  # a reader who takes no byte for so long is dropped
     max_connections: int = 4096  # open sockets; the next one is closed at once
 
-    # JSON
+    # JSON: Python holds its lock while it parses, so these also bound how long other requests can stand still
     max_json_depth: int = 64
-    max_json_containers: int = 200_000  # objects and lists
-    max_json_values: int = 8_000_000  # separated by commas
+    max_json_containers: int = 100_000  # objects and lists
+    max_json_strings: int = 200_000  # keys and values
+    max_json_values: int = 2**20  # separated by commas
 
     # Chat templates
     max_rendered_bytes: int = 32 * 2**20

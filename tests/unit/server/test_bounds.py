@@ -140,7 +140,7 @@ COUNTS: list[tuple[str, str, Any]] = [
     (COMPLETIONS, "prompt", ["x"] * 100_000),
     (COMPLETIONS, "prompt", ["x"] * 2049),
     (COMPLETIONS, "prompt", [5] * 1_000_000),
-    (COMPLETIONS, "prompt", [[5]] * 100_000),
+    (COMPLETIONS, "prompt", [[5]] * 50_000),
     (COMPLETIONS, "prompt", MEGABYTE * 10),
     (CHAT, "messages", MESSAGES * 10_000),
     (CHAT, "messages", []),

@@ -84,11 +84,14 @@ def test_depth_is_counted_exactly_and_strings_do_not_count() -> None:
 
 
 def test_counts_hold_at_the_limit_and_one_above() -> None:
-    limits = Limits(max_json_containers=3, max_json_values=4)
+    limits = Limits(max_json_containers=3, max_json_values=4, max_json_strings=3)
     assert parse_object(b'{"a": [[], "],{"]}', limits)
     with pytest.raises(BadRequest, match="lists and objects"):
         parse_object(b'{"a": [[], []]}', limits)
     assert parse_object(b'{"a": [1,2,3,4,5]}', limits)
+    assert parse_object(rb'{"\"": ["\\", "\\\""]}', limits) == {'"': ["\\", '\\"']}
+    with pytest.raises(BadRequest, match="strings"):
+        parse_object(b'{"a": ["b", "c", "d"]}', limits)
     with pytest.raises(BadRequest, match="values"):
         parse_object(b'{"a": [1,2,3,4,5,6]}', limits)
 

@@ -1,0 +1,105 @@
+"""Property: whatever JSON a route is sent, it answers 200 or a 4xx in the envelope, and the next request works."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pydantic import BaseModel
+
+from octavo.server.openai.responses import ChatCompletion, Completion
+from octavo.server.openai.schemas import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from support.http_site import CHAT, COMPLETIONS, MESSAGES, check_error, events, run, site
+
+SCALARS = (
+    st.none()
+    | st.booleans()
+    | st.integers(-3, 300)
+    | st.sampled_from([2**31, 2**63, 2**64, -(2**63) - 1])
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=8)
+    | st.sampled_from(["<|im_end|>", "\x00", "🙂", "한", "auto", "none", "text", "1", "-1"])
+)
+ANY_JSON = st.recursive(
+    SCALARS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
+    max_leaves=6,
+)
+ROLES = st.sampled_from(["system", "user", "assistant", "tool", "developer"])
+TEXT_PARTS = st.lists(st.fixed_dictionaries({"type": st.just("text"), "text": st.text(max_size=8)}), max_size=3)
+MESSAGE = st.fixed_dictionaries(
+    {"role": ROLES, "content": st.text(max_size=8) | TEXT_PARTS | st.none()},
+    optional={"name": st.text(max_size=4), "tool_call_id": st.text(max_size=4), "extra": ANY_JSON},
+)
+GOOD: dict[str, Any] = {
+    "prompt": st.text(max_size=20)
+    | st.lists(st.text(max_size=5), max_size=3)
+    | st.lists(st.integers(0, 259), max_size=9),
+    "messages": st.lists(MESSAGE, max_size=4),
+    "tokens": st.lists(st.integers(0, 259), max_size=9),
+    "n": st.integers(1, 4),
+    "temperature": st.floats(0, 2),
+    "top_p": st.floats(0.01, 1),
+    "top_k": st.integers(-1, 50),
+    "stop": st.text(min_size=1, max_size=2) | st.lists(st.text(min_size=1, max_size=2), max_size=3),
+    "logprobs": st.booleans() | st.integers(0, 20),
+    "top_logprobs": st.integers(0, 20),
+    "prompt_logprobs": st.integers(0, 3),
+    "max_tokens": st.integers(0, 12),
+    "min_tokens": st.integers(0, 3),
+    "echo": st.booleans(),
+    "stream": st.booleans(),
+    "seed": st.integers(),
+    "logit_bias": st.dictionaries(st.integers(0, 259).map(str), st.floats(-100, 100), max_size=3),
+    "stream_options": st.fixed_dictionaries({}, optional={"include_usage": st.booleans()}),
+}
+SCHEMAS: dict[str, type[BaseModel]] = {
+    CHAT: ChatRequest,
+    COMPLETIONS: CompletionRequest,
+    "/tokenize": TokenizeRequest,
+    "/detokenize": DetokenizeRequest,
+}
+
+
+def bodies(schema: type[BaseModel]) -> st.SearchStrategy[dict[str, Any]]:
+    """Mostly fields of the schema with values it takes, some with anything, and names nobody knows."""
+    named = {name: GOOD.get(name, ANY_JSON) for name in schema.model_fields}
+    needed = [
+        name for name in ("prompt", "messages", "tokens") if name in named and schema.model_fields[name].is_required()
+    ]
+    good = st.fixed_dictionaries(
+        {name: named[name] for name in needed},
+        optional={name: named[name] for name in GOOD if name in named and name not in needed},
+    )
+    odd = st.dictionaries(st.sampled_from(sorted(named)) | st.text(max_size=6), ANY_JSON, max_size=2)
+    return st.tuples(good, odd).map(lambda pair: pair[0] | pair[1]) | good
+
+
+@pytest.mark.parametrize("path", list(SCHEMAS))
+def test_any_body_is_answered_or_refused(path: str) -> None:
+    @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(body=bodies(SCHEMAS[path]))
+    def check(body: dict[str, Any]) -> None:
+        async def go() -> None:
+            async with site(num_gpu_blocks_override=400) as here:
+                response = await here.post(path, body | ({"max_tokens": 9} if "max_tokens" not in body else {}))
+                if response.status_code != 200:
+                    assert response.status_code < 500
+                    check_error(response)
+                elif response.headers["content-type"].startswith("text/event-stream"):
+                    assert events(response)
+                    assert response.content.endswith(b"data: [DONE]\n\n")
+                elif path == CHAT:
+                    ChatCompletion.model_validate_json(response.content)
+                elif path == COMPLETIONS:
+                    Completion.model_validate_json(response.content)
+                again = await here.chat(messages=MESSAGES)
+                assert again.status_code == 200
+                assert here.engine.stats().num_blocks_used == 0
+                assert here.state.loaded.admission.num_taken == 0
+
+        run(go())
+
+    check()
