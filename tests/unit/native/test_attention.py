@@ -16,7 +16,9 @@ ISAS = _native.available_isas()
 HEAD_DIMS = (64, 80, 96, 128, 256)
 GROUPS = (1, 3, 4, 8)
 
-F32_TOLERANCE = 6e-6  # absolute, of values of order 1: float32 sums over up to 256 dimensions in one sequence, exp within 2 ulp
+F32_TOLERANCE = (
+    6e-6  # absolute, of values of order 1: float32 sums over up to 256 dimensions in one sequence, exp within 2 ulp
+)
 BF16_TOLERANCE = 0.03  # keys, values and (with AVX-512) queries and weights have 8 bits: 2^-9 each, of values up to 4
 
 

@@ -98,7 +98,9 @@ def test_sums_products_and_caps(isa: str, rows: int, width: int) -> None:
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize(("head_dim", "rotary"), [(64, 64), (80, 80), (80, 32), (96, 96), (128, 128), (256, 64), (8, 6)])
+@pytest.mark.parametrize(
+    ("head_dim", "rotary"), [(64, 64), (80, 80), (80, 32), (96, 96), (128, 128), (256, 64), (8, 6)]
+)
 @pytest.mark.parametrize("rows", ROWS)
 def test_rotary_positions(isa: str, head_dim: int, rotary: int, rows: int) -> None:
     heads, half = 3, rotary // 2
