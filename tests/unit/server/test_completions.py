@@ -279,3 +279,23 @@ def test_the_number_of_log_probabilities_of_a_call_is_bounded() -> None:
             check_error(await here.chat(max_tokens=1, prompt_logprobs=1), 400)
 
     run(go())
+
+
+def test_usage_counts_a_prompt_once_and_tells_what_the_cache_held() -> None:
+    async def go() -> None:
+        async with site() as here:
+            prompt = "a prompt of several blocks, sent more than once"
+            first = (await here.complete(prompt=prompt, n=3, max_tokens=2)).json()["usage"]
+            assert first == {
+                "prompt_tokens": len(prompt),
+                "completion_tokens": 6,
+                "total_tokens": len(prompt) + 6,
+                "prompt_tokens_details": {"cached_tokens": 0},
+            }
+            again = (await here.complete(prompt=[prompt, prompt], max_tokens=2)).json()["usage"]
+            assert again["prompt_tokens"] == 2 * len(prompt)
+            assert again["prompt_tokens_details"]["cached_tokens"] >= 2 * 40
+            salted = (await here.complete(prompt=prompt, cache_salt="other tenant", max_tokens=2)).json()["usage"]
+            assert salted["prompt_tokens_details"]["cached_tokens"] == 0
+
+    run(go())

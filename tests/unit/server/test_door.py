@@ -289,3 +289,22 @@ def test_scope_of_lifespan_reaches_the_app() -> None:
             assert scope_of("GET", "/")["type"] == "http"
 
     run(go())
+
+
+def test_before_the_model_is_there_only_probes_are_answered() -> None:
+    from octavo.server.app import build_app
+    from octavo.server.metrics import ServerMetrics
+    from octavo.server.state import ServerState
+
+    async def go() -> None:
+        app = build_app(ServerState(ServerConfig(), ServerMetrics()))
+        for method, path in routes_of(app):
+            status, headers, content = await asgi(app, method, path, headers=[JSON])
+            if path in ("/version", "/metrics", "/docs", "/openapi.json"):
+                assert status == 200
+            else:
+                assert status == 503, path
+                assert headers[b"retry-after"]
+                assert json.loads(content)["error"]["code"] == "loading"
+
+    run(go())

@@ -66,7 +66,13 @@ def check(answer: bytes, status: int) -> None:
 def test_garbage_is_400_in_the_envelope_and_closed() -> None:
     async def go() -> None:
         async with listening() as port:
-            for garbage in (b"garbage\r\n\r\n", b"\x16\x03\x01\x02\x00", b"GET / HTTP/9.9\r\n\r\n", b"GET\r\n\r\n"):
+            for garbage in (
+                b"garbage\r\n\r\n",
+                b"\x16\x03\x01\x02\x00",
+                b"GET / HTTP/9.9\r\n\r\n",
+                b"GET\r\n\r\n",
+                b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+            ):
                 check(await talk(port, garbage), 400)
 
     run(go())
@@ -152,5 +158,16 @@ def test_http_1_0_and_expect_continue_work() -> None:
             expecting = b"POST /v1/completions HTTP/1.1\r\nConnection: close\r\nExpect: 100-continue\r\n" + headers
             answer = await talk(port, expecting + b"\r\n", body)
             assert answer.startswith(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 ")
+
+    run(go())
+
+
+def test_an_upgrade_is_not_followed() -> None:
+    upgrade = b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: Upgrade, close\r\nUpgrade: %s\r\n\r\n"
+
+    async def go() -> None:
+        async with listening() as port:
+            for kind in (b"websocket", b"h2c"):
+                assert (await talk(port, upgrade % kind)).startswith(b"HTTP/1.1 200 ")
 
     run(go())
