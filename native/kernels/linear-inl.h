@@ -41,9 +41,9 @@ struct Ahead {
 
 #if defined(OCTAVO_ISA_AVX512)
 #include "simd/dot_avx512.h"
-#elif defined(OCTAVO_ISA_AVX2) && __has_include("simd/dot_avx2.h")
+#elif defined(OCTAVO_ISA_AVX2)
 #include "simd/dot_avx2.h"
-#elif defined(OCTAVO_ISA_NEON) && __has_include("simd/dot_neon.h")
+#elif defined(OCTAVO_ISA_NEON)
 #include "simd/dot_neon.h"
 #else
 #include "simd/dot_plain.h"
