@@ -97,7 +97,9 @@ def random_case(rng: np.random.Generator, vocab_size: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize(("vocab_size", "num_cases"), [(1, 20), (2, 200), (17, 600), (333, 600), (1031, 300), (5003, 150)])
+@pytest.mark.parametrize(
+    ("vocab_size", "num_cases"), [(1, 20), (2, 200), (17, 600), (333, 600), (1031, 300), (5003, 150)]
+)
 def test_every_random_case_draws_the_reference_token(isa: str, vocab_size: int, num_cases: int) -> None:
     rng = np.random.default_rng(vocab_size)
     sampler = _native.Sampler(isa, vocab_size)
