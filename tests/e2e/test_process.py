@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
 import signal
 import socket
@@ -79,6 +81,35 @@ def test_killing_the_engine_reaches_every_client_and_ends_the_server(server: Ser
         assert '"error"' in reader.lines[-1]
         assert "[DONE]" not in reader.lines[-1]
     assert server.wait(20) not in (0, None)
+    assert "Traceback" not in server.output
+
+
+def test_two_hundred_clients_that_give_up_leave_nothing_behind(server: ServerProcess) -> None:
+    """Streams and whole answers, running and queued: a short request after them finds a free server."""
+
+    async def go() -> None:
+        limits = httpx.Limits(max_connections=None)
+        async with httpx.AsyncClient(base_url=server.url, limits=limits, timeout=0.5) as client:
+
+            async def give_up(number: int) -> None:
+                with contextlib.suppress(httpx.TimeoutException):
+                    async with client.stream(
+                        "POST", "/v1/completions", json=LONG | {"n": 2, "stream": number % 2 == 0}
+                    ) as response:
+                        async for _ in response.aiter_bytes():
+                            if number % 4 == 0:
+                                return
+
+            await asyncio.gather(*(give_up(number) for number in range(200)))
+
+    asyncio.run(go())
+    short = httpx.post(f"{server.url}/v1/completions", json={"prompt": "hi", "max_tokens": 5}, timeout=60)
+    assert short.json()["usage"]["completion_tokens"] == 5
+    until("an idle server", server.is_idle, 30)
+    found = server.metrics()
+    assert found["octavo:num_free_blocks"] + found["octavo:num_cached_blocks"] == found["octavo:num_total_blocks"]
+    assert found["octavo:kv_block_leak_total"] == 0
+    assert httpx.get(f"{server.url}/health").status_code == 200
     assert "Traceback" not in server.output
 
 
