@@ -8,9 +8,9 @@ import functools
 import numpy as np
 import numpy.typing as npt
 import pytest
-from support.weights import HELD_AS, Held, hold, rounded_activation
 
 from octavo import _native
+from support.weights import HELD_AS, Held, hold, rounded_activation
 
 Float32 = npt.NDArray[np.float32]
 

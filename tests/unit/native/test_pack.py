@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from support.weights import HELD_AS, hold, to_bf16
 
 from octavo import _native
+from support.weights import HELD_AS, hold, to_bf16
 
 ISAS = _native.available_isas()
 SIZE_TOLERANCE = 1.05  # of the file's bytes, for whole panels
