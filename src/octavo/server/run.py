@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import resource
 import signal
 import socket
 import time
@@ -39,11 +40,13 @@ EXIT_FORCED = 130  # a second signal
 DEATH_LINGER_SECONDS = 2.0  # so that clients read their errors and probes see the 503
 _KEEP_ALIVE_SECONDS = 75
 _BACKLOG = 2048
+_OPEN_FILES = 65_536
 
 
 def serve(engine_config: EngineConfig, server_config: ServerConfig) -> int:
     """Serves until told to stop. Returns the exit code; raises ConfigError, ModelFileError, EngineDead at the start."""
     logs.configure()
+    _raise_file_limit()
     with bind(server_config.host, server_config.port) as sock, asyncio.Runner(loop_factory=_loop_factory()) as runner:
         return runner.run(_Serving(engine_config, server_config, sock).run())
 
@@ -70,6 +73,15 @@ def bind(host: str, port: int) -> socket.socket:
             param="port",
         ) from None
     return sock
+
+
+def _raise_file_limit() -> None:
+    """Each client holds a file: the soft limit, often 1,024, is raised to what this process may have."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = min(hard, _OPEN_FILES) if hard != resource.RLIM_INFINITY else _OPEN_FILES
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

@@ -205,6 +205,7 @@ COUNTS: list[tuple[str, str, Any]] = [
             ("structured_outputs", {"regex": "(a+)+b"}),
             ("guided_json", {"type": "object"}),
             ("priority", 2**31),
+            ("priority", 1),
         ]
     ],
 ]

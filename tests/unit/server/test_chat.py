@@ -294,7 +294,7 @@ def test_what_the_engine_gets_is_what_was_asked() -> None:
                 skip_special_tokens=False,
                 max_completion_tokens=4,
                 cache_salt="tenant",
-                priority=3,
+                priority=0,
                 user="u1",
             )
             assert response.status_code == 200, response.text
@@ -308,7 +308,7 @@ def test_what_the_engine_gets_is_what_was_asked() -> None:
             assert sampling.ignore_eos
             assert not sampling.skip_special_tokens
             assert (sampling.min_tokens, sampling.max_tokens) == (2, 4)
-            assert (request.cache_salt, request.priority, request.client_id) == ("tenant", 3, "u1")
+            assert (request.cache_salt, request.priority, request.client_id) == ("tenant", 0, "u1")
 
     run(go())
 
