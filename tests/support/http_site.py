@@ -80,7 +80,7 @@ async def site(
     own = engine if engine is not None else InProcessEngine(**options)
     app = create_app(own, FakeTokenizer(), template or DirectTemplate(), config, max_queue=max_queue)
     transport = httpx.ASGITransport(app=app)
-    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
         if isinstance(own, InProcessEngine):
             async with own:
                 yield Site(app, client, own)
@@ -155,7 +155,7 @@ def scope_of(method: str, path: str, headers: Sequence[tuple[bytes, bytes]] = ()
         "raw_path": path.encode("utf-8", "replace"),
         "query_string": b"",
         "root_path": "",
-        "headers": [(b"host", b"test"), *headers],
+        "headers": [(b"host", b"127.0.0.1"), *headers],
         "client": ("127.0.0.1", 1),
         "server": ("127.0.0.1", 8000),
     }

@@ -1,7 +1,7 @@
 """The one door: an ASGI wrapper that every request passes before any route sees it.
 
-In this order: header limits (431), the key (401), the life of the process (503), the body's length and pace (413,
-408, 415). Behind it a route finds the whole body in `scope["octavo.body"]` and the request's id in
+In this order: header limits (431), the host's name (403), the key (401), the life of the process (503), the body's
+length and pace (413, 408, 415). Behind it a route finds the whole body in `scope["octavo.body"]` and the request's id in
 `scope["octavo.request_id"]`. Refuses to route: that a path is served by nobody is said only to those with a key.
 
 Invariants: every answer carries X-Request-Id and, where it is an error, the envelope; an exception nobody foresaw
@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
+import ipaddress
 import secrets
 import time
 from collections.abc import Iterable
@@ -54,6 +55,7 @@ class Door:
         self._state = state
         self._limits = state.config.limits
         self._keys = KeyRing(state.config.api_keys)
+        self._is_private = self._keys.is_open() and state.config.is_loopback
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":
@@ -73,6 +75,7 @@ class Door:
             inner["method"] = "GET"
         try:
             self._check_headers(scope)
+            self._check_host(scope)
             self._check_key(scope)
             self._check_phase(scope)
             if scope["method"] in _METHODS_WITH_BODY:
@@ -96,6 +99,16 @@ class Door:
         size += sum(len(name) + len(value) + 4 for name, value in headers)
         if size > limits.max_header_bytes:
             raise PayloadError(431, f"the headers take {size} bytes, the limit is {limits.max_header_bytes}")
+
+    def _check_host(self, scope: Scope) -> None:
+        """A page from elsewhere can point a name of its own at this machine, but the browser sends that name along."""
+        if not self._is_private:
+            return
+        for name, value in scope["headers"]:
+            if name == b"host" and not names_this_machine(value.decode("latin-1")):
+                raise PayloadError(
+                    403, "without --api-key this server answers only to localhost and addresses, not to other names"
+                )
 
     def _check_key(self, scope: Scope) -> None:
         if self._keys.is_open() or scope["path"] in OPEN_PATHS:
@@ -140,6 +153,19 @@ class _Answer:
         if error and error.status in (HTTPStatus.REQUEST_ENTITY_TOO_LARGE, HTTPStatus.REQUEST_TIMEOUT):
             response.headers["Connection"] = "close"  # what is left of the body is not read
         await response(scope, receive, self.send)
+
+
+def names_this_machine(host: str) -> bool:
+    """Whether a Host header holds localhost or an address, with or without a port."""
+    name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
+    name = name.strip().lower().removesuffix(".")
+    if name in ("", "localhost") or name.endswith(".localhost"):
+        return True
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
 
 
 def _request_id(scope: Scope) -> str:

@@ -118,6 +118,28 @@ def test_keys_are_compared_on_bytes_and_all_are_tried() -> None:
     assert KeyRing(()).is_open()
 
 
+@pytest.mark.parametrize(
+    ("host", "is_local"),
+    [("localhost", True), ("LOCALHOST:8000", True), ("app.localhost", True), ("127.0.0.1", True), ("127.0.0.1:1", True),
+     ("[::1]:8000", True), ("192.168.0.7:80", True), ("", True), ("localhost.", True),
+     ("evil.example", False), ("evil.example:8000", False), ("localhost.evil.example", False), ("evil", False),
+     ("127.0.0.1.evil.example", False), ("[evil.example]", False)],
+)  # fmt: skip
+def test_a_name_somebody_pointed_at_this_machine_is_refused_without_a_key(host: str, is_local: bool) -> None:
+    async def go() -> None:
+        replaced = [(b"host", host.encode())]
+        async with site() as here:
+            for path in ("/health", "/v1/models"):
+                status, _, content = await asgi(here.app, "GET", path, headers=replaced)
+                assert status == (200 if is_local else 403)
+                assert is_local or is_envelope(content)
+        for config in (KEYS, ServerConfig(host="0.0.0.0")):
+            async with site(config) as here:
+                assert (await asgi(here.app, "GET", "/health", headers=replaced))[0] == 200
+
+    run(go())
+
+
 def test_keys_do_not_show() -> None:
     assert "first-key" not in repr(KEYS)
 
@@ -189,7 +211,7 @@ def test_header_limits_hold_at_the_limit_and_one_above() -> None:
             status, _, content = await asgi(here.app, "GET", "/health", headers=many * 5)
             assert status == 431
             assert is_envelope(content)
-            used = len("/health") + len("host") + len("test") + 4 + 5
+            used = len("/health") + len("host") + len("127.0.0.1") + 4 + 5
             assert (await asgi(here.app, "GET", "/health", headers=[(b"x", b"y" * (300 - used))]))[0] == 200
             assert (await asgi(here.app, "GET", "/health", headers=[(b"x", b"y" * (301 - used))]))[0] == 431
 

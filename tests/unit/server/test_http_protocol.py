@@ -84,7 +84,7 @@ def test_endless_headers_are_refused_before_they_are_stored() -> None:
             for line in (b"X-A: " + b"y" * 4000 + b"\r\n", b"a:b\r\n" * 1000):
                 answer = await talk(port, b"GET /health HTTP/1.1\r\n", *[line] * 300)
                 assert answer == b"" or answer.startswith(b"HTTP/1.1 431 ")
-            fine = b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+            fine = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
             assert (await talk(port, fine + b"\r\n")).startswith(b"HTTP/1.1 200 ")
             check(await talk(port, fine + b"X-A: " + b"y" * 3000 + b"\r\n\r\n"), 431)
 
@@ -104,7 +104,7 @@ def test_headers_that_do_not_end_are_closed_in_time(sent: bytes) -> None:
 def test_a_stray_byte_behind_a_request_does_not_cut_its_answer() -> None:
     body = b'{"prompt": "hi", "max_tokens": 100, "ignore_eos": true, "stream": true}'
     request = (
-        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\n"
+        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Type: application/json\r\n"
         b"Content-Length: %d\r\n\r\n" % len(body)
     ) + body
 
@@ -120,22 +120,22 @@ def test_more_connections_than_the_limit_are_closed() -> None:
         async with listening(max_connections=3) as port:
             held = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3)]
             for _, writer in held:
-                writer.write(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+                writer.write(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
             for reader, _ in held:
                 assert (await reader.readline()).startswith(b"HTTP/1.1 200 ")
-            assert await talk(port, b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n") == b""
+            assert await talk(port, b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n") == b""
             for _, writer in held:
                 writer.close()
                 await writer.wait_closed()
             await asyncio.sleep(0)
-            fine = b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+            fine = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
             assert (await talk(port, fine)).startswith(b"HTTP/1.1 200 ")
 
     run(go())
 
 
 def test_an_announced_gigabyte_without_a_body_is_refused_at_once() -> None:
-    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 
     async def go() -> None:
         async with listening(max_body_bytes=1000) as port:
@@ -150,7 +150,7 @@ def test_an_announced_gigabyte_without_a_body_is_refused_at_once() -> None:
 
 def test_http_1_0_and_expect_continue_work() -> None:
     body = b'{"prompt": "hi", "max_tokens": 1}'
-    headers = b"Host: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n" % len(body)
+    headers = b"Host: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n" % len(body)
 
     async def go() -> None:
         async with listening() as port:
@@ -163,7 +163,7 @@ def test_http_1_0_and_expect_continue_work() -> None:
 
 
 def test_an_upgrade_is_not_followed() -> None:
-    upgrade = b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: Upgrade, close\r\nUpgrade: %s\r\n\r\n"
+    upgrade = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade, close\r\nUpgrade: %s\r\n\r\n"
 
     async def go() -> None:
         async with listening() as port:
