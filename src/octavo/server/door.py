@@ -1,8 +1,8 @@
 """The one door: an ASGI wrapper that every request passes before any route sees it.
 
 In this order: header limits (431), the host's name (403), the key (401), the life of the process (503), the body's
-length and pace (413, 408, 415). Behind it a route finds the whole body in `scope["octavo.body"]` and the request's id in
-`scope["octavo.request_id"]`. Refuses to route: that a path is served by nobody is said only to those with a key.
+length and pace (413, 408, 415). Behind it a route finds the whole body in `scope["octavo.body"]` and the request's id
+in `scope["octavo.request_id"]`. Refuses to route: that a path is served by nobody is said only to those with a key.
 
 Invariants: every answer carries X-Request-Id and, where it is an error, the envelope; an exception nobody foresaw
 becomes a 500 that tells nothing of the inside.

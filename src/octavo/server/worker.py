@@ -20,7 +20,11 @@ from octavo.errors import BadRequest, ModelFileError
 from octavo.server import worker_frames as frames
 from octavo.server.limits import Limits
 
-WORKER_COMMAND = (sys.executable, "-P", "-m", "octavo.server.worker_main")
+_START = (
+    "import sys; sys.argv[2] in sys.path or sys.path.insert(0, sys.argv[2]); "
+    "from octavo.server.worker_main import main; main()"
+)
+WORKER_COMMAND = (sys.executable, "-P", "-c", _START)  # arguments: the socket, the folder this package lies in
 _PACKAGE_ROOT = str(Path(__file__).resolve().parents[2])
 _START_TIMEOUT_SECONDS = 30.0
 
@@ -47,9 +51,10 @@ class _Worker:
                 process = await asyncio.create_subprocess_exec(
                     *WORKER_COMMAND,
                     str(theirs.fileno()),
+                    _PACKAGE_ROOT,
                     pass_fds=(theirs.fileno(),),
                     stdin=asyncio.subprocess.DEVNULL,
-                    env={"PYTHONPATH": _PACKAGE_ROOT},  # nothing of the server's environment, which may hold keys
+                    env={},  # nothing of the server's environment, which may hold keys
                     start_new_session=True,  # a Ctrl-C in the terminal is the server's matter
                 )
             reader, writer = await asyncio.open_unix_connection(sock=ours)

@@ -1,4 +1,4 @@
-"""A render worker: `python -m octavo.server.worker_main FD`. Renders chat templates until its socket closes.
+"""A render worker, started by worker.py with its end of a socket pair. Renders chat templates until its socket closes.
 
 Refuses what takes too much: memory (address space), processor time of one render, output. It holds no key, opens no
 file and no network connection; the server kills it when it is late. One render at a time.
@@ -80,7 +80,3 @@ class RenderWorker:
 def main() -> None:
     with socket.socket(fileno=int(sys.argv[1])) as sock:
         RenderWorker(sock).run()
-
-
-if __name__ == "__main__":
-    main()
