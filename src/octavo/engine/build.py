@@ -107,8 +107,8 @@ def make_chat_template(engine: Engine) -> ChatTemplate | None:
     info, tokenizer = engine.info, engine.tokenizer
     if info.chat_template is None:
         return None
-    bos, eos = info.bos_token_id, info.eos_token_ids[0] if info.eos_token_ids else None
-    texts = ["" if token_id is None else tokenizer.token_text(token_id) for token_id in (bos, eos)]
+    marks = (tokenizer.bos_token_id, tokenizer.eos_token_id)
+    texts = ["" if token_id is None else tokenizer.token_text(token_id) for token_id in marks]
     return ChatTemplate(info.chat_template, *texts)
 
 

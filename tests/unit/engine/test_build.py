@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,14 @@ def test_the_fake_models_template_renders() -> None:
     template = make_chat_template(build_engine(fake()))
     assert template is not None
     assert template.render([{"role": "user", "content": "hi"}]).endswith("<|im_start|>assistant\n")
+
+
+def test_a_template_gets_the_tokenizers_own_end_token_and_not_the_lowest_that_ends_an_answer() -> None:
+    engine = build_engine(fake())
+    engine.info = replace(engine.info, chat_template="{{ bos_token }} {{ eos_token }}", eos_token_ids=(10, 257, 259))
+    template = make_chat_template(engine)
+    assert template is not None
+    assert template.render([]) == "<|bos|> <|eos|>"
 
 
 def test_progress_is_told_of_in_fractions() -> None:
