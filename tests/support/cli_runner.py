@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 from octavo.cli.main import cli
 
 SOURCE = Path(__file__).resolve().parents[2] / "src"
-PROGRAM = (sys.executable, "-c", "from octavo.cli.main import main; main()")
+PROGRAM = (sys.executable, "-m", "octavo")
 
 
 def run(*arguments: str, stdin: str | bytes | None = None, environment: dict[str, str | None] | None = None) -> Result:

@@ -10,7 +10,7 @@ import pytest
 import octavo
 from octavo.cli.main import COMMANDS, cli
 from octavo.errors import ConfigError
-from support.cli_runner import environment, program, run
+from support.cli_runner import PROGRAM, environment, program, run
 
 HEAVY = ("numpy", "rich", "tokenizers", "fastapi", "pydantic", "octavo.engine", "octavo.server", "octavo._native")
 
@@ -102,7 +102,7 @@ def test_a_fault_of_ours_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_closed_pipe_is_no_traceback() -> None:
-    command = [sys.executable, "-c", "from octavo.cli.main import main; main()", "serve", "--help"]
+    command = [*PROGRAM, "serve", "--help"]
     reader = subprocess.Popen(["true"], stdin=subprocess.PIPE)
     assert reader.stdin is not None
     reader.wait()
@@ -116,3 +116,10 @@ def test_the_program_itself_answers_in_its_own_process() -> None:
     done = program("serve", "--max-num-seqs", "0")
     assert done.returncode == 1
     assert done.stderr.decode().startswith("octavo: error: max_num_seqs is 0")
+
+
+def test_python_m_octavo_is_the_same_program_under_the_same_name() -> None:
+    done = program("--help")
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stdout.decode() == run("--help").stdout
+    assert done.stdout.startswith(b"Usage: octavo [OPTIONS]")
