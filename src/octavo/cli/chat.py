@@ -119,7 +119,7 @@ def converse(conversation: Conversation, sampling: SamplingParams, is_terminal: 
 
 def _say(conversation: Conversation, text: str, sampling: SamplingParams) -> None:
     """Prints one answer as it comes, and what happened to it."""
-    from octavo.cli.interrupt import Interrupt
+    from octavo.engine.interrupt import Interrupt
 
     with Interrupt() as interrupt, closing(conversation.answer(text, sampling)) as answer:
         for piece in answer:

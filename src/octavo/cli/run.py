@@ -73,7 +73,7 @@ def run_command(
     octavo run "Name three planets."
     echo "Name three planets." | octavo run -
     """
-    from octavo.cli.interrupt import Interrupt
+    from octavo.engine.interrupt import Interrupt
     from octavo.cli.main import INTERRUPTED
     from octavo.cli.session import Session
 
