@@ -73,9 +73,9 @@ def run_command(
     octavo run "Name three planets."
     echo "Name three planets." | octavo run -
     """
-    from octavo.engine.interrupt import Interrupt
     from octavo.cli.main import INTERRUPTED
     from octavo.cli.session import Session
+    from octavo.engine.interrupt import Interrupt
 
     sampling = sampling_from(values)
     text = read_prompt(prompt)
