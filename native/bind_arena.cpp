@@ -2,6 +2,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
@@ -28,13 +29,14 @@ KVType kv_type_from(const std::string& name) {
   throw std::invalid_argument("KV type " + name + " is unknown; known: bfloat16, float32");
 }
 
-std::unique_ptr<PackedWeight> pack_weight(ThreadPool& pool, const std::string& isa, Bytes raw,
-                                          const std::string& type_name, const std::string& form, int64_t rows,
-                                          int64_t cols) {
+std::unique_ptr<PackedWeight> pack_weight(ThreadPool& pool, std::shared_ptr<WeightMemory> memory,
+                                          const std::string& isa, Bytes raw, const std::string& type_name,
+                                          const std::string& form, int64_t rows, int64_t cols) {
   const TensorType type = tensor_type_from(type_name);
   const uint8_t* bytes = raw.data();
   require(raw.size() == tensor_bytes(type, rows, cols), "raw: the wrong number of bytes for this type and shape");
-  auto packed = std::make_unique<PackedWeight>(kernels_for(isa), type, form_from(form), rows, cols);
+  auto packed = std::make_unique<PackedWeight>(kernels_for(isa), type, form_from(form), rows, cols,
+                                               std::move(memory));
   const nb::gil_scoped_release release;
   pool.run([&](int thread) {
     const Share panels = share_of(packed->weight().num_panels, thread, pool.size());
@@ -84,6 +86,9 @@ void bind_arena(nb::module_& m) {
       .def_prop_ro("size", &ThreadPool::size)
       .def("count", &count_in_step, nb::arg("num_runs"), nb::arg("num_barriers"));
 
+  nb::class_<WeightMemory>(m, "WeightMemory", "One range in huge pages that matrices are packed into.")
+      .def(nb::init<size_t>(), nb::arg("num_bytes"));
+
   nb::class_<PackedWeight>(m, "PackedWeight", "A matrix packed for one instruction set; immutable.")
       .def_prop_ro("isa", [](const PackedWeight& w) { return std::string(w.kernels().isa); })
       .def_prop_ro("form", [](const PackedWeight& w) { return std::string(form_name(w.weight().form)); })
@@ -92,7 +97,7 @@ void bind_arena(nb::module_& m) {
       .def_prop_ro("cols", [](const PackedWeight& w) { return w.weight().cols; })
       .def_prop_ro("num_bytes", &PackedWeight::num_bytes);
 
-  m.def("pack_weight", &pack_weight, nb::arg("pool"), nb::arg("isa"), nb::arg("raw"), nb::arg("tensor_type"),
+  m.def("pack_weight", &pack_weight, nb::arg("pool"), nb::arg("memory").none(), nb::arg("isa"), nb::arg("raw"), nb::arg("tensor_type"),
         nb::arg("form"), nb::arg("rows"), nb::arg("cols"), "Packs a tensor's file bytes with every thread of the pool.");
 
   nb::class_<Arena>(m, "Arena", "Paged KV memory of one executor.")

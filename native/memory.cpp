@@ -25,7 +25,7 @@ void* map_pages(size_t bytes, int flags) {
 }  // namespace
 
 void* map_memory(size_t bytes) {
-  void* address = map_pages(bytes, 0);
+  void* address = map_pages(bytes, MAP_NORESERVE);
 #ifdef MADV_HUGEPAGE
   if (bytes >= kHugePageBytes) madvise(address, bytes, MADV_HUGEPAGE);
 #endif

@@ -1,6 +1,7 @@
 #include "packed_weight.h"
 
 #include <stdexcept>
+#include <utility>
 
 #include "memory.h"
 
@@ -82,8 +83,20 @@ size_t tensor_bytes(TensorType type, int64_t rows, int64_t cols) {
   return static_cast<size_t>(rows) * static_cast<size_t>(cols / block.values) * block.bytes;
 }
 
-PackedWeight::PackedWeight(const Kernels& kernels, TensorType type, Form form, int64_t rows, int64_t cols)
-    : kernels_(&kernels), weight_{}, mapped_bytes_(0) {
+WeightMemory::WeightMemory(size_t bytes) : bytes_(bytes), data_(static_cast<uint8_t*>(map_memory(bytes))) {}
+
+WeightMemory::~WeightMemory() { unmap_memory(data_, bytes_); }
+
+uint8_t* WeightMemory::take(size_t bytes) {
+  const size_t begin = (used_ + 63) / 64 * 64;
+  if (begin > bytes_ || bytes > bytes_ - begin) return nullptr;
+  used_ = begin + bytes;
+  return data_ + begin;
+}
+
+PackedWeight::PackedWeight(const Kernels& kernels, TensorType type, Form form, int64_t rows, int64_t cols,
+                           std::shared_ptr<WeightMemory> memory)
+    : kernels_(&kernels), weight_{}, memory_(std::move(memory)) {
   if (rows < 1 || cols < 1) throw std::invalid_argument("a weight needs at least one row and one column");
   if (!can_become(type, form)) {
     throw std::invalid_argument(std::string("this tensor type cannot be held as ") + form_name(form));
@@ -95,11 +108,16 @@ PackedWeight::PackedWeight(const Kernels& kernels, TensorType type, Form form, i
   weight_.cols = cols;
   weight_.num_panels = (rows + kPanelRows - 1) / kPanelRows;
   weight_.panel_bytes = kernels.panel_bytes(form, weight_.has_min, cols);
-  mapped_bytes_ = num_bytes();
-  weight_.data = static_cast<uint8_t*>(map_memory(mapped_bytes_));
+  if (memory_ != nullptr) weight_.data = memory_->take(num_bytes());
+  if (weight_.data == nullptr) {
+    memory_.reset();
+    weight_.data = static_cast<uint8_t*>(map_memory(num_bytes()));
+  }
 }
 
-PackedWeight::~PackedWeight() { unmap_memory(weight_.data, mapped_bytes_); }
+PackedWeight::~PackedWeight() {
+  if (memory_ == nullptr) unmap_memory(weight_.data, num_bytes());
+}
 
 void PackedWeight::pack(const uint8_t* raw, TensorType type, int64_t begin, int64_t end) const {
   kernels_->pack(raw, type, weight_, begin, end);

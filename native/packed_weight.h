@@ -1,6 +1,7 @@
 // A weight with its memory: what Python holds of a matrix once it is packed. Immutable after packing.
 #pragma once
 
+#include <memory>
 #include <string>
 
 #include "dispatch.h"
@@ -16,10 +17,28 @@ Activation activation_from(const std::string& name);  // "silu", "gelu", "gelu_t
 // Bytes a tensor of this type and shape has in its file. Throws where rows are not whole quantised blocks.
 size_t tensor_bytes(TensorType type, int64_t rows, int64_t cols);
 
+// One range of addresses, in huge pages, that the matrices of a model are packed into one after another: a step reads
+// them all, and small pages would cost a translation every 4 KB.
+class WeightMemory {
+ public:
+  explicit WeightMemory(size_t bytes);  // an upper bound: what is never taken is never resident
+  ~WeightMemory();
+  WeightMemory(const WeightMemory&) = delete;
+  WeightMemory& operator=(const WeightMemory&) = delete;
+
+  uint8_t* take(size_t bytes);  // 64-byte aligned, zeroed; null when the range is used up
+
+ private:
+  size_t bytes_, used_ = 0;
+  uint8_t* data_;
+};
+
 class PackedWeight {
  public:
-  // Allocates, packs nothing. Throws std::invalid_argument for a type that cannot become this form.
-  PackedWeight(const Kernels& kernels, TensorType type, Form form, int64_t rows, int64_t cols);
+  // Takes memory, from `memory` while it has some; packs nothing. Throws std::invalid_argument for a type that cannot
+  // become this form.
+  PackedWeight(const Kernels& kernels, TensorType type, Form form, int64_t rows, int64_t cols,
+               std::shared_ptr<WeightMemory> memory = nullptr);
   ~PackedWeight();
   PackedWeight(const PackedWeight&) = delete;
   PackedWeight& operator=(const PackedWeight&) = delete;
@@ -34,7 +53,7 @@ class PackedWeight {
  private:
   const Kernels* kernels_;
   Weight weight_;
-  size_t mapped_bytes_;
+  std::shared_ptr<WeightMemory> memory_;  // null: the weight has a mapping of its own
 };
 
 }  // namespace octavo

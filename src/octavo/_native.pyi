@@ -14,7 +14,14 @@ _UInt32 = npt.NDArray[np.uint32]
 def available_isas() -> list[str]: ...
 def uniform(seed: int, position: int, sample_index: int) -> float: ...
 def pack_weight(
-    pool: ThreadPool, isa: str, raw: _UInt8, tensor_type: str, form: str, rows: int, cols: int
+    pool: ThreadPool,
+    memory: WeightMemory | None,
+    isa: str,
+    raw: _UInt8,
+    tensor_type: str,
+    form: str,
+    rows: int,
+    cols: int,
 ) -> PackedWeight: ...
 
 class ThreadPool:
@@ -22,6 +29,9 @@ class ThreadPool:
     @property
     def size(self) -> int: ...
     def count(self, num_runs: int, num_barriers: int) -> list[int]: ...
+
+class WeightMemory:
+    def __init__(self, num_bytes: int) -> None: ...
 
 class PackedWeight:
     @property

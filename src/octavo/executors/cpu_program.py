@@ -93,9 +93,12 @@ def _pack_weights(
     names = _matrices(program)
     sizes = {name: source.info(name).num_bytes for name in names}
     total, done = max(1, sum(sizes.values())), 0
+    # Twice the file's bytes, and rows rounded up to whole panels, hold every usual form; what is not taken is never
+    # resident, and a weight that finds no room gets memory of its own.
+    memory = _native.WeightMemory(sum(2 * sizes[name] + 64 * program.parameters[name][1] for name in names))
     weights = {}
     for name in names:
-        weights[name] = _pack(source, name, program.parameters[name], isa=isa, pool=pool, dtype=dtype)
+        weights[name] = _pack(source, name, program.parameters[name], isa=isa, pool=pool, memory=memory, dtype=dtype)
         done += sizes[name]
         if progress is not None:
             progress(done / total)
@@ -103,7 +106,14 @@ def _pack_weights(
 
 
 def _pack(
-    source: ParameterSource, name: str, shape: tuple[int, ...], *, isa: str, pool: _native.ThreadPool, dtype: str
+    source: ParameterSource,
+    name: str,
+    shape: tuple[int, ...],
+    *,
+    isa: str,
+    pool: _native.ThreadPool,
+    memory: _native.WeightMemory,
+    dtype: str,
 ) -> _native.PackedWeight:
     info = source.info(name)
     if info.shape != shape:
@@ -116,7 +126,7 @@ def _pack(
     else:
         logger.warning("%s is %s, which has no kernel: it is held as bfloat16", name, tensor_type)
         raw, form, tensor_type = np.ascontiguousarray(source.float32(name)).reshape(-1).view(np.uint8), "bf16", "F32"
-    return _native.pack_weight(pool, isa, np.ascontiguousarray(raw), tensor_type, form, shape[0], shape[1])
+    return _native.pack_weight(pool, memory, isa, np.ascontiguousarray(raw), tensor_type, form, shape[0], shape[1])
 
 
 def _float_form(tensor_type: str, dtype: str) -> str:

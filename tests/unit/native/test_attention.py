@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.attention import dense_attention, make_paged
 
 from octavo import _native
 from octavo.executors import reference_ops
 from octavo.program import ops
+from support.attention import dense_attention, make_paged
 
 ISAS = _native.available_isas()
 HEAD_DIMS = (64, 80, 96, 128, 256)

@@ -36,5 +36,5 @@ def test_the_default_is_the_best() -> None:
 
 @pytest.mark.parametrize("isa", ["sse9", "AVX2", "avx2 "])
 def test_an_unknown_isa_is_an_error_that_lists_the_others(isa: str) -> None:
-    with pytest.raises(ValueError, match="available: .*plain"):
+    with pytest.raises(ValueError, match=r"available: .*plain"):
         _native.Ops(isa)
