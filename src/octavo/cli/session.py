@@ -1,7 +1,8 @@
 """The engine in this process, for one person at a terminal: open it with progress on stderr, ask, listen.
 
 Promise: `stream` yields what each step adds, and a stream closed early aborts its request, whose blocks are free
-before the next one. Refuses several requests at once: that is the server's work.
+before the next one. Refuses several requests at once: that is the server's work. What breaks inside a step (a second
+Ctrl-C too) breaks the engine: it is closed and passes on.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ class Session:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._template = make_chat_template(engine)
+        self._is_closed = False
 
     @classmethod
     def open(cls, config: EngineConfig) -> Session:
@@ -44,7 +46,7 @@ class Session:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._engine.close()
+        self._close()
 
     @property
     def info(self) -> EngineInfo:
@@ -71,11 +73,26 @@ class Session:
         self._engine.add_request(request)
         try:
             while self._engine.has_unfinished:
-                for delta in self._engine.step():
+                for delta in self._step():
                     if delta.finish_reason == "error":
                         raise InternalError(delta.error or "the answer broke off")
                     yield delta
         finally:
-            self._engine.abort(request.request_id)
-            while self._engine.has_unfinished:
-                self._engine.step()
+            if not self._is_closed:
+                self._engine.abort(request.request_id)
+                while self._engine.has_unfinished:
+                    self._step()
+
+    def _step(self) -> list[SequenceDelta]:
+        """A step that raises leaves its plan in flight for ever: the engine must not be asked again."""
+        try:
+            return self._engine.step()
+        except BaseException:
+            self._close()
+            raise
+
+    def _close(self) -> None:
+        """Idempotent."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._engine.close()
