@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from numbers import Integral
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -33,6 +34,9 @@ Prompt = str | Sequence[int]
 Message = Mapping[str, Any]  # {"role": ..., "content": ...}
 
 PROGRESS_MIN_REQUESTS = 2  # a single short answer needs no bar
+_PROMPT_KINDS = "prompts must be text, token ids (whole numbers), or a list of such"
+_MESSAGE_KINDS = 'messages must be a list of {"role": ..., "content": ...}, or a list of such lists'
+_PARAM_KINDS = "sampling_params must be one SamplingParams, or a list of them"
 
 
 class LLM:
@@ -88,7 +92,7 @@ class LLM:
         self._check_open()
         if self._template is None:
             raise BadRequest(f"{self.info.model} has no chat template; use generate with a prompt of your own")
-        conversations: list[Any] = [messages] if messages and isinstance(messages[0], Mapping) else list(messages)
+        conversations = _as_conversations(messages)
         params = _as_params(sampling_params, len(conversations))
         texts = [self._template.render(each, add_generation_prompt=add_generation_prompt) for each in conversations]
         wanted = [
@@ -116,10 +120,10 @@ class LLM:
         if self._is_closed:
             raise BadRequest("this LLM was closed; make another")
 
-    def _output(self, prompt: Prompt) -> RequestOutput:
+    def _output(self, prompt: str | list[int]) -> RequestOutput:
         if isinstance(prompt, str):
             return RequestOutput(new_request_id(), prompt, self._engine.tokenizer.encode(prompt), [])
-        return RequestOutput(new_request_id(), None, [int(token_id) for token_id in prompt], [])
+        return RequestOutput(new_request_id(), None, prompt, [])
 
     def _run(
         self, wanted: Sequence[RequestOutput], params: Sequence[SamplingParams], show_progress: bool
@@ -205,24 +209,51 @@ def _request(output: RequestOutput, sampling: SamplingParams) -> EngineRequest:
     return EngineRequest(output.request_id, tuple(output.prompt_token_ids), sampling)
 
 
-def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+def _as_prompts(prompts: object) -> list[str | list[int]]:
+    """One prompt or several, token ids as plain numbers. Raises BadRequest on what is neither."""
     if isinstance(prompts, str):
         return [prompts]
-    listed = list(prompts)
-    if listed and all(isinstance(each, int) for each in listed):
-        return [listed]  # type: ignore[list-item]
-    return listed  # type: ignore[return-value]
+    listed = _listed(prompts, _PROMPT_KINDS, "prompt")
+    if listed and all(isinstance(each, Integral) for each in listed):
+        return [_as_token_ids(listed)]
+    return [each if isinstance(each, str) else _as_token_ids(each) for each in listed]
 
 
-def _as_params(given: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
-    if given is None:
-        return [SamplingParams()] * count
-    if isinstance(given, SamplingParams):
-        return [given] * count
-    if len(given) != count:
+def _as_token_ids(prompt: object) -> list[int]:
+    listed = _listed(prompt, _PROMPT_KINDS, "prompt")
+    if not all(isinstance(each, Integral) and not isinstance(each, bool) for each in listed):
+        raise BadRequest(_PROMPT_KINDS, param="prompt")
+    return [int(each) for each in listed]
+
+
+def _as_conversations(messages: object) -> list[list[Message]]:
+    """One conversation or several. Raises BadRequest on what is neither."""
+    listed = _listed(messages, _MESSAGE_KINDS, "messages")
+    if listed and isinstance(listed[0], Mapping):
+        listed = [listed]
+    conversations = [_listed(each, _MESSAGE_KINDS, "messages") for each in listed]
+    if not all(isinstance(message, Mapping) for conversation in conversations for message in conversation):
+        raise BadRequest(_MESSAGE_KINDS, param="messages")
+    return conversations
+
+
+def _as_params(given: object, count: int) -> list[SamplingParams]:
+    if given is None or isinstance(given, SamplingParams):
+        return [given or SamplingParams()] * count
+    listed = _listed(given, _PARAM_KINDS, "sampling_params")
+    if not all(isinstance(each, SamplingParams) for each in listed):
+        raise BadRequest(_PARAM_KINDS, param="sampling_params")
+    if len(listed) != count:
         raise BadRequest(
-            f"{len(given)} sampling_params for {count} prompts; give one, or one for each", param="sampling_params"
+            f"{len(listed)} sampling_params for {count} prompts; give one, or one for each", param="sampling_params"
         )
+    return listed
+
+
+def _listed(given: object, kinds: str, param: str) -> list[Any]:
+    """The entries of a list, a tuple, an array. Raises BadRequest, saying which `kinds` there are, on anything else."""
+    if isinstance(given, str | bytes | bytearray | Mapping) or not isinstance(given, Iterable):
+        raise BadRequest(kinds, param=param)
     return list(given)
 
 

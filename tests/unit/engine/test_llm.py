@@ -2,7 +2,9 @@
 
 import signal
 import threading
+from typing import Any
 
+import numpy as np
 import pytest
 
 import octavo
@@ -159,3 +161,29 @@ def test_the_public_names_are_these() -> None:
     assert dir(octavo) == sorted(octavo.__all__)
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = octavo.nothing
+
+
+@pytest.mark.parametrize("prompts", [[1.5], [[1.5]], [[True]], [["a", 1]], [None], None, 5, {"a": 1}, b"ab"])
+def test_a_prompt_that_is_neither_text_nor_token_ids_is_refused_before_anything_runs(llm: LLM, prompts: Any) -> None:
+    with pytest.raises(BadRequest, match="prompt") as caught:
+        llm.generate(prompts, GREEDY)
+    assert caught.value.param == "prompt"
+    assert llm.stats().num_steps == 0
+
+
+def test_token_ids_may_be_numpys_and_in_a_tuple_or_an_array(llm: LLM) -> None:
+    expected = llm.generate("ab", GREEDY)[0].outputs[0].text
+    for prompt in ((97, 98), np.array([97, 98]), [np.array([97, 98], np.uint16)]):
+        assert llm.generate(prompt, GREEDY)[0].outputs[0].text == expected
+
+
+@pytest.mark.parametrize("params", [5, [5], [None], [GREEDY, GREEDY], {"n": 1}])
+def test_parameters_of_another_kind_or_number_are_refused(llm: LLM, params: Any) -> None:
+    with pytest.raises(BadRequest, match="sampling_params"):
+        llm.generate(["a"], params)
+
+
+@pytest.mark.parametrize("messages", [None, "hi", [None], ["hi"], 5, {"role": "user", "content": "x"}])
+def test_messages_of_another_kind_are_refused(llm: LLM, messages: Any) -> None:
+    with pytest.raises(BadRequest, match="messages"):
+        llm.chat(messages, GREEDY)
