@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from octavo.errors import BadRequest
 
@@ -23,7 +24,11 @@ GREEDY_TEMPERATURE = 1e-5  # below it, dividing logits overflows float32; the li
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """Raises BadRequest (with `param`) on construction when a value is out of its bounds."""
+    """Raises BadRequest (with `param`) on construction when a value is out of its bounds or of another kind.
+
+    `stop` may be given as one string, and it, `stop_token_ids` and `logit_bias` as a list or None: they are kept as
+    their types say.
+    """
 
     n: int = 1  # samples of one prompt, 1..128
     temperature: float = 1.0  # 0..2; below 1e-5 greedy
@@ -46,6 +51,7 @@ class SamplingParams:
     skip_special_tokens: bool = True
 
     def __post_init__(self) -> None:
+        self._keep_as_typed()
         _whole("n", self.n, 1, MAX_N)
         _real("temperature", self.temperature, 0.0, 2.0)
         _real("top_p", self.top_p, 0.0, 1.0, open_low=True)
@@ -80,6 +86,23 @@ class SamplingParams:
         for name, value in (("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)):
             if value is not None:
                 _whole(name, value, 0, MAX_LOGPROBS)
+        for name in ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens"):
+            if not isinstance(getattr(self, name), bool):
+                raise BadRequest(f"{name} must be true or false", param=name)
+
+    def _keep_as_typed(self) -> None:
+        """A lone string would otherwise be read as its letters."""
+        for name in ("stop", "stop_token_ids"):
+            value: Any = getattr(self, name)
+            if name == "stop" and isinstance(value, str):
+                value = (value,)
+            if value is not None and not isinstance(value, list | tuple):
+                raise BadRequest(f"{name} must be a list", param=name)
+            object.__setattr__(self, name, tuple(value or ()))
+        bias: Any = self.logit_bias
+        if bias is not None and not isinstance(bias, Mapping):
+            raise BadRequest("logit_bias must map token ids to numbers", param="logit_bias")
+        object.__setattr__(self, "logit_bias", {} if bias is None else bias)
 
     @property
     def is_greedy(self) -> bool:
