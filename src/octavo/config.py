@@ -52,13 +52,22 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None:
                 _at_least(name, value, 1)
-        if not 0.0 < self.gpu_memory_utilization <= 1.0:
+        if not isinstance(self.seed, int) or isinstance(self.seed, bool):
+            raise ConfigError(f"seed is {self.seed!r}; it must be a whole number", param="seed")
+        if not isinstance(self.model, str) or not self.model:
+            raise ConfigError(f"model is {self.model!r}; it must be a name or a path", param="model")
+        if not isinstance(self.enable_prefix_caching, bool):
             raise ConfigError(
-                f"gpu_memory_utilization is {self.gpu_memory_utilization}; it must be above 0, up to 1",
+                f"enable_prefix_caching is {self.enable_prefix_caching!r}; it must be true or false",
+                param="enable_prefix_caching",
+            )
+        if not _is_real(self.gpu_memory_utilization) or not 0.0 < self.gpu_memory_utilization <= 1.0:
+            raise ConfigError(
+                f"gpu_memory_utilization is {self.gpu_memory_utilization!r}; it must be above 0, up to 1",
                 param="gpu_memory_utilization",
             )
-        if not 0.0 <= self.watermark < 1.0:
-            raise ConfigError(f"watermark is {self.watermark}; it must be from 0 to below 1", param="watermark")
+        if not _is_real(self.watermark) or not 0.0 <= self.watermark < 1.0:
+            raise ConfigError(f"watermark is {self.watermark!r}; it must be from 0 to below 1", param="watermark")
         for name, allowed in (
             ("executor", ("auto", "cpu", "reference", "fake")),
             ("dtype", ("auto", "float32", "bfloat16")),
@@ -92,6 +101,10 @@ def forced_isa(environ: Mapping[str, str] = os.environ) -> str | None:
 def environment_api_key(environ: Mapping[str, str] = os.environ) -> str | None:
     """OCTAVO_API_KEY: the key clients must send, kept out of the command line because arguments show in ps."""
     return environ.get("OCTAVO_API_KEY") or None
+
+
+def _is_real(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _at_least(name: str, value: object, low: int) -> None:

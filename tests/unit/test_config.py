@@ -1,0 +1,60 @@
+"""EngineConfig: every bound, misspelt names, and what the environment says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from octavo.config import EngineConfig, environment_api_key, forced_isa, octavo_home
+from octavo.errors import ConfigError
+
+WHOLE = ("block_size", "max_num_seqs", "max_num_batched_tokens", "max_queue")
+WHOLE_OR_NONE = ("max_model_len", "num_gpu_blocks_override", "kv_cache_memory_bytes", "num_threads")
+
+
+@pytest.mark.parametrize("name", [*WHOLE, *WHOLE_OR_NONE])
+@pytest.mark.parametrize("value", [0, -1, 1.0, "1", True])
+def test_a_count_is_a_whole_number_of_at_least_one(name: str, value: Any) -> None:
+    assert getattr(EngineConfig(**{name: 1}), name) == 1
+    with pytest.raises(ConfigError, match=name) as caught:
+        EngineConfig(**{name: value})
+    assert caught.value.param == name
+
+
+@pytest.mark.parametrize(
+    ("name", "good", "bad"),
+    [
+        ("gpu_memory_utilization", (0.001, 1, 1.0), (0.0, -0.5, 1.1, float("nan"), float("inf"), "half", True, None)),
+        ("watermark", (0, 0.0, 0.99), (-0.1, 1.0, float("nan"), "0", None)),
+        ("seed", (0, -1, 2**63), (1.5, "1", None)),
+        ("executor", ("auto", "cpu", "reference", "fake"), ("gpu", "", None)),
+        ("dtype", ("auto", "float32", "bfloat16"), ("float16", None)),
+        ("kv_cache_dtype", ("auto", "bfloat16", "float32"), ("int8", None)),
+        ("enable_prefix_caching", (True, False), (1, "no", None)),
+        ("model", ("smollm2",), ("", None, 5)),
+    ],
+)
+def test_the_other_options_have_bounds_too(name: str, good: tuple[Any, ...], bad: tuple[Any, ...]) -> None:
+    for value in good:
+        assert getattr(EngineConfig(**{name: value}), name) == value
+    for value in bad:
+        with pytest.raises(ConfigError, match=name) as caught:
+            EngineConfig(**{name: value})
+        assert caught.value.param == name, value
+
+
+def test_a_misspelt_name_is_an_error_that_names_the_nearest() -> None:
+    assert EngineConfig.from_options({"max_num_seqs": 3}).max_num_seqs == 3
+    with pytest.raises(ConfigError, match="'max_num_seq'; did you mean max_num_seqs"):
+        EngineConfig.from_options({"max_num_seq": 3})
+    with pytest.raises(ConfigError, match=r"there is no option 'qqqq'$"):
+        EngineConfig.from_options({"qqqq": 3})
+
+
+def test_the_environment_moves_the_home_forces_the_isa_and_holds_the_key() -> None:
+    assert octavo_home({"OCTAVO_HOME": "/x/y"}) == Path("/x/y")
+    assert octavo_home({"OCTAVO_HOME": ""}) == octavo_home({}) == Path.home() / ".cache" / "octavo"
+    assert (forced_isa({"OCTAVO_ISA": "avx2"}), forced_isa({"OCTAVO_ISA": ""}), forced_isa({})) == ("avx2", None, None)
+    assert (environment_api_key({"OCTAVO_API_KEY": "k"}), environment_api_key({})) == ("k", None)
