@@ -54,7 +54,9 @@ static inline void store_tile(const __m512 (&sums)[R], const TileOut& to) {
   const __mmask16 lanes = static_cast<__mmask16>((1u << to.lanes) - 1u);
   if (to.bias != nullptr) {
     const __m512 bias = _mm512_maskz_loadu_ps(lanes, to.bias);
-    each<R>([&](auto r) OCTAVO_FLAT { _mm512_mask_storeu_ps(to.out + r * to.stride, lanes, _mm512_add_ps(sums[r], bias)); });
+    each<R>([&](auto r) OCTAVO_FLAT {
+      _mm512_mask_storeu_ps(to.out + r * to.stride, lanes, _mm512_add_ps(sums[r], bias));
+    });
   } else {
     each<R>([&](auto r) OCTAVO_FLAT { _mm512_mask_storeu_ps(to.out + r * to.stride, lanes, sums[r]); });
   }
@@ -137,7 +139,9 @@ static inline void tile_nibbles(const uint8_t* panel, int64_t cols, const uint8_
   for (int64_t at = 0; at < end; at += kInt4ActGroupBytes, panel += kBytes) {
     ahead.fetch();
     __m512i dots[R];
-    each<R>([&](auto r) OCTAVO_FLAT { dots[r] = kMin ? _mm512_setzero_si512() : broadcast_i32(row[r] + at + kActStartAt); });
+    each<R>([&](auto r) OCTAVO_FLAT {
+      dots[r] = kMin ? _mm512_setzero_si512() : broadcast_i32(row[r] + at + kActStartAt);
+    });
     for (int step = 0; step < 4; ++step) {
       const __m512i both = _mm512_loadu_si512(panel + 64 * step);
       const __m512i first = _mm512_and_si512(both, low);

@@ -12,7 +12,7 @@ struct Index {
   constexpr operator int() const { return kValue; }
 };
 
-// f(0) ... f(R - 1), each with a constant: gcc 12 keeps an array in registers only if every index to it is one early on.
+// f(0) ... f(R - 1), each with a constant: gcc 12 keeps an array in registers only if every index is one early on.
 template <int R, int kFirst = 0, class F>
 OCTAVO_FLAT static inline void each(const F& f) {
   if constexpr (kFirst < R) {
