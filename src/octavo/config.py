@@ -16,6 +16,11 @@ from typing import Any, Literal
 from octavo.errors import ConfigError
 
 DEFAULT_MODEL = "smollm2"
+# An executor takes memory, or threads, for each of these at its start: beyond, it would not start but hang or die.
+MAX_BLOCK_SIZE = 2**16
+MAX_NUM_SEQS = 2**16
+MAX_NUM_BATCHED_TOKENS = 2**20
+MAX_NUM_THREADS = 1024
 Dtype = Literal["auto", "float32", "bfloat16"]
 KVDtype = Literal["auto", "bfloat16", "float32"]
 ExecutorName = Literal["auto", "cpu", "reference", "fake"]
@@ -44,14 +49,15 @@ class EngineConfig:
     max_queue: int = 512  # requests waiting before 429
 
     def __post_init__(self) -> None:
-        _at_least("block_size", self.block_size, 1)
-        _at_least("max_num_seqs", self.max_num_seqs, 1)
-        _at_least("max_num_batched_tokens", self.max_num_batched_tokens, 1)
-        _at_least("max_queue", self.max_queue, 1)
-        for name in ("max_model_len", "num_gpu_blocks_override", "kv_cache_memory_bytes", "num_threads"):
-            value = getattr(self, name)
-            if value is not None:
-                _at_least(name, value, 1)
+        _count("block_size", self.block_size, MAX_BLOCK_SIZE)
+        _count("max_num_seqs", self.max_num_seqs, MAX_NUM_SEQS)
+        _count("max_num_batched_tokens", self.max_num_batched_tokens, MAX_NUM_BATCHED_TOKENS)
+        _count("max_queue", self.max_queue)
+        for name in ("max_model_len", "num_gpu_blocks_override", "kv_cache_memory_bytes"):
+            if getattr(self, name) is not None:
+                _count(name, getattr(self, name))
+        if self.num_threads is not None:
+            _count("num_threads", self.num_threads, MAX_NUM_THREADS)
         if not isinstance(self.seed, int) or isinstance(self.seed, bool):
             raise ConfigError(f"seed is {self.seed!r}; it must be a whole number", param="seed")
         if not isinstance(self.model, str) or not self.model:
@@ -107,6 +113,8 @@ def _is_real(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _at_least(name: str, value: object, low: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < low:
-        raise ConfigError(f"{name} is {value!r}; it must be a whole number of at least {low}", param=name)
+def _count(name: str, value: object, most: int | None = None) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ConfigError(f"{name} is {value!r}; it must be a whole number of at least 1", param=name)
+    if most is not None and value > most:
+        raise ConfigError(f"{name} is {value}; it must be at most {most}", param=name)

@@ -24,6 +24,16 @@ def test_a_count_is_a_whole_number_of_at_least_one(name: str, value: Any) -> Non
 
 
 @pytest.mark.parametrize(
+    ("name", "most"),
+    [("block_size", 2**16), ("max_num_seqs", 2**16), ("max_num_batched_tokens", 2**20), ("num_threads", 1024)],
+)
+def test_what_costs_at_the_start_has_an_upper_bound(name: str, most: int) -> None:
+    assert getattr(EngineConfig(**{name: most}), name) == most
+    with pytest.raises(ConfigError, match=f"{name} is {most + 1}; it must be at most {most}"):
+        EngineConfig(**{name: most + 1})
+
+
+@pytest.mark.parametrize(
     ("name", "good", "bad"),
     [
         ("gpu_memory_utilization", (0.001, 1, 1.0), (0.0, -0.5, 1.1, float("nan"), float("inf"), "half", True, None)),

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from octavo.config import EngineConfig
 from octavo.errors import ConfigError
 
+MAX_KV_BYTES = 2**46  # half of what a process can address on 64-bit processors; the cache is reserved as address space
+
 
 @dataclass(frozen=True, slots=True)
 class KVBudget:
@@ -38,15 +40,16 @@ def plan_kv_budget(
     )
     if num_blocks >= needed:
         return KVBudget(num_blocks, wanted)
+    no_block = ConfigError(
+        f"{source} holds no KV block of {kv_bytes_per_block} bytes; give more memory or use a smaller model",
+        param="kv_cache_memory_bytes" if is_fixed else "gpu_memory_utilization",
+    )
     possible = num_blocks if is_fixed else max(num_blocks, available_bytes // kv_bytes_per_block)
     if asked is None:
         num_blocks = max(num_blocks, min(num_groups, possible))
         fits = min(wanted, num_blocks // num_groups * config.block_size)
         if fits < 1:
-            raise ConfigError(
-                f"{source} holds no KV block of {kv_bytes_per_block} bytes; give more memory or use a smaller model",
-                param="kv_cache_memory_bytes" if is_fixed else "gpu_memory_utilization",
-            )
+            raise no_block
         if fits == wanted:
             return KVBudget(num_blocks, wanted)
         line = f"max_model_len lowered from {wanted} to {fits} tokens: {source} holds {num_blocks} blocks"
@@ -58,6 +61,8 @@ def plan_kv_budget(
         )
         return KVBudget(needed, asked, (line,))
     fits = possible // num_groups * config.block_size
+    if fits < 1:
+        raise no_block
     raise ConfigError(
         f"max_model_len is {asked}, which needs {needed} blocks of {config.block_size} tokens; {source} holds "
         f"{possible}; the largest that fits is {fits}: start with --max-model-len {fits} or less, or give more memory",
@@ -71,13 +76,24 @@ def _blocks_by_memory(
     """(blocks, what decided it for people, whether a person fixed it)."""
     if config.num_gpu_blocks_override is not None:
         blocks = config.num_gpu_blocks_override
+        _check_addressable("num_gpu_blocks_override", blocks * kv_bytes_per_block)
         return blocks, f"--num-gpu-blocks-override {blocks}", True
     if config.kv_cache_memory_bytes is not None:
         given = config.kv_cache_memory_bytes
+        _check_addressable("kv_cache_memory_bytes", given)
         return given // kv_bytes_per_block, f"--kv-cache-memory-bytes {given}", True
     budget = int(available_bytes * config.gpu_memory_utilization)
     source = f"{config.gpu_memory_utilization:g} of the {available_bytes} bytes of memory available"
     return min(budget // kv_bytes_per_block, needed * config.max_num_seqs), source, False
+
+
+def _check_addressable(param: str, num_bytes: int) -> None:
+    if num_bytes > MAX_KV_BYTES:
+        raise ConfigError(
+            f"{param} asks for {num_bytes} bytes of KV cache, the most that can be addressed is {MAX_KV_BYTES} bytes; "
+            "lower it",
+            param=param,
+        )
 
 
 def _blocks_for(num_tokens: int, block_size: int, num_groups: int) -> int:

@@ -90,3 +90,16 @@ def test_every_budget_holds_one_full_sequence(
     assert 1 <= budget.max_model_len <= context
     assert budget.num_blocks >= -(-budget.max_model_len // 16) * groups
     assert asked in (None, budget.max_model_len)
+
+
+def test_no_block_at_all_is_told_as_that_also_where_a_context_was_asked() -> None:
+    with pytest.raises(ConfigError, match="holds no KV block of 1000 bytes") as caught:
+        plan(10**9, max_model_len=16, kv_cache_memory_bytes=BLOCK - 1)
+    assert caught.value.param == "kv_cache_memory_bytes"
+
+
+@pytest.mark.parametrize("options", [{"num_gpu_blocks_override": 10**12}, {"kv_cache_memory_bytes": 10**15}])
+def test_more_than_an_address_space_holds_is_refused(options: dict[str, int]) -> None:
+    with pytest.raises(ConfigError, match="the most that can be addressed is 70368744177664 bytes") as caught:
+        plan(10**9, **options)
+    assert caught.value.param in options
