@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from octavo.config import EngineConfig, ExecutorName, KVDtype, octavo_home
 from octavo.core.scheduler import Scheduler, SchedulerConfig
 from octavo.engine.engine import Engine
-from octavo.engine.fake_model import FAKE_BYTES_PER_TOKEN, FAKE_CONTEXT_LENGTH, fake_next_token
+from octavo.engine.fake_model import FAKE_BYTES_PER_TOKEN, fake_next_token
 from octavo.engine.info import EngineInfo
 from octavo.engine.kv_budget import KVBudget, plan_kv_budget
 from octavo.engine.memory import available_bytes
@@ -150,7 +150,7 @@ def _fake_parts(config: EngineConfig, files: ModelFiles) -> _Parts:
     from octavo.loading.load_model import load_front
 
     tokenizer, metadata = load_front(files)
-    context_length = config.max_model_len or FAKE_CONTEXT_LENGTH
+    context_length = config.max_model_len or metadata.context_length  # it was trained for none
     budget = plan_kv_budget(
         config,
         context_length=context_length,

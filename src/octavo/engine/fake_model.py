@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from zlib import crc32
 
 FAKE_BYTES_PER_TOKEN = 12  # what the fake executor's store takes
-FAKE_CONTEXT_LENGTH = 2048  # tokens, where no other is asked for
 _CHARACTERS = tuple(
     character.encode() for character in "eeeettaaooiinnsshhrrddlluucmwfgypbvk" + " " * 9 + ",." + "é한글종이책🙂📖"
 )

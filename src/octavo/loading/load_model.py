@@ -31,7 +31,7 @@ from octavo.program.parameters import ParameterSource
 
 T = TypeVar("T")
 MAX_ROPE_FACTORS: Final = 4096
-FAKE_CONTEXT_LENGTH: Final = 8192
+FAKE_CONTEXT_LENGTH: Final = 2048  # tokens, where no other is asked for
 
 # What chat formats end a turn with. One counts where it is a control token and the file's own template writes it.
 _TURN_ENDS: Final = (

@@ -12,6 +12,7 @@ from octavo.config import EngineConfig
 from octavo.engine.build import build_engine, make_chat_template
 from octavo.engine.engine_request import EngineRequest
 from octavo.errors import ConfigError, ModelFileError
+from octavo.loading.load_model import FAKE_CONTEXT_LENGTH
 from octavo.sampling_params import SamplingParams
 
 
@@ -20,7 +21,7 @@ def fake(**options: Any) -> EngineConfig:
 
 
 def test_the_fake_model_has_a_context_of_2048_or_what_is_asked() -> None:
-    assert build_engine(fake()).info.max_model_len == 2048
+    assert build_engine(fake()).info.max_model_len == FAKE_CONTEXT_LENGTH == 2048
     info = build_engine(fake(max_model_len=100_000, max_num_seqs=2, block_size=4)).info
     assert (info.max_model_len, info.block_size, info.num_blocks) == (100_000, 4, 50_000)
 
