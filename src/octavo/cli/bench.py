@@ -32,8 +32,8 @@ def bench_command(
     """Measure decode and prefill speed of MODEL, beside the machine's read bandwidth."""
     from octavo.cli.machine import ReadBandwidth, describe_machine, machine_line
     from octavo.cli.measure import Figure, Load, measure_decode, measure_prefill, table
-    from octavo.cli.progress import LoadingBar
     from octavo.engine.build import build_engine
+    from octavo.engine.progress import LoadingBar
 
     prompt_tokens, new_tokens, repeats = (values.pop(name) for name in ("prompt_tokens", "new_tokens", "repeats"))
     streams, prefill = streams or (1, 16), prefill or (128, 1024)

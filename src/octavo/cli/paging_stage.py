@@ -110,8 +110,8 @@ def model_stage(text: str, model: str | None, wanted: Wanted) -> Stage:
 
     Raises BadRequest, ConfigError and ModelFileError.
     """
-    from octavo.cli.progress import LoadingBar
     from octavo.engine.build import build_engine
+    from octavo.engine.progress import LoadingBar
 
     if len(text) > MAX_TEXT_CHARACTERS:
         raise BadRequest(f"the text has {len(text):,} characters, the limit here is {MAX_TEXT_CHARACTERS:,}")

@@ -34,7 +34,7 @@ class Session:
     @classmethod
     def open(cls, config: EngineConfig) -> Session:
         """Loads the model. Raises ConfigError and ModelFileError."""
-        from octavo.cli.progress import LoadingBar
+        from octavo.engine.progress import LoadingBar
 
         with LoadingBar() as bar:
             engine = build_engine(config, bar.show)

@@ -21,6 +21,7 @@ from octavo.engine.build import build_engine, make_chat_template
 from octavo.engine.engine_request import EngineRequest, new_request_id
 from octavo.engine.info import EngineInfo, EngineStats
 from octavo.engine.interrupt import Interrupt
+from octavo.engine.progress import LoadingBar
 from octavo.errors import BadRequest
 from octavo.outputs import CompletionOutput, RequestOutput, SequenceDelta
 from octavo.sampling_params import SamplingParams
@@ -40,12 +41,13 @@ _PARAM_KINDS = "sampling_params must be one SamplingParams, or a list of them"
 
 
 class LLM:
-    """Options are those of EngineConfig, by name; `isa` is OCTAVO_ISA where it is not given. Raises ConfigError or
-    ModelFileError when the engine cannot start."""
+    """Options are those of EngineConfig, by name; `isa` is OCTAVO_ISA where it is not given. Fetches and loads the
+    model, with a bar where stderr is a terminal. Raises ConfigError or ModelFileError when the engine cannot start."""
 
     def __init__(self, model: str = DEFAULT_MODEL, **options: Any) -> None:
         self._config = EngineConfig.from_options({"model": model, "isa": forced_isa(), **options})
-        self._engine = build_engine(self._config)
+        with LoadingBar() as bar:
+            self._engine = build_engine(self._config, bar.show)
         self._template = make_chat_template(self._engine)
         self._is_closed = False
 

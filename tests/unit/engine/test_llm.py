@@ -1,7 +1,9 @@
 """`LLM` with the fake model: order, defaults, errors, interruption."""
 
+import io
 import signal
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -9,6 +11,9 @@ import pytest
 
 import octavo
 from octavo import LLM, BadRequest, ConfigError, ModelFileError, SamplingParams
+from octavo.config import EngineConfig
+from octavo.engine.build import build_engine
+from octavo.engine.engine import Engine
 from octavo.engine.interrupt import Interrupt
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12)
@@ -137,11 +142,47 @@ def test_a_step_that_breaks_closes_it(llm: LLM, monkeypatch: pytest.MonkeyPatch)
     llm.close()
 
 
-def test_the_bar_shows_on_stderr_when_asked(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def at_a_terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
+    """Called inside a test: what a fixture puts in place of stderr, pytest's capture replaces again."""
+    stderr = Terminal()
+    monkeypatch.setattr("sys.stderr", stderr)
+    monkeypatch.setenv("TERM", "xterm")
+    return stderr
+
+
+def test_the_bar_counts_requests_on_a_terminal(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = at_a_terminal(monkeypatch)
+    llm.generate("one alone", GREEDY)
+    llm.generate(["a", "b"], GREEDY, progress=False)
+    assert terminal.getvalue() == ""
+    llm.generate(["a", "b"], GREEDY)
+    assert "requests" in terminal.getvalue()
+    assert "2/2" in terminal.getvalue()
+
+
+def test_a_pipe_gets_no_bar_and_stdout_never(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
     llm.generate(["a", "b"], GREEDY)
     assert capsys.readouterr().err == ""
     llm.generate(["a", "b"], GREEDY, progress=True)
     assert capsys.readouterr().out == ""
+
+
+def test_loading_shows_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = at_a_terminal(monkeypatch)
+
+    def build(config: EngineConfig, report: Callable[[str, float], None]) -> Engine:
+        report("packing the weights", 0.5)
+        return build_engine(config)
+
+    monkeypatch.setattr("octavo.engine.llm.build_engine", build)
+    monkeypatch.setattr("octavo.engine.progress.QUIET_SECONDS", 0.0)
+    with LLM("fake"):
+        assert "packing the weights" in terminal.getvalue()
 
 
 def test_the_info_tells_what_was_decided(llm: LLM) -> None:

@@ -4,8 +4,8 @@ import io
 
 import pytest
 
-from octavo.cli import progress
-from octavo.cli.progress import LoadingBar
+from octavo.engine import progress
+from octavo.engine.progress import LoadingBar
 
 
 class Terminal(io.StringIO):
