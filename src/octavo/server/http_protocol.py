@@ -1,12 +1,15 @@
 """uvicorn's HTTP/1.1 connection with the bounds it lacks: header bytes, time to send them, number of connections.
 
 Refuses a header block above the limit before it is stored (431), a client that dawdles over it (408), garbage (400)
-and connections beyond the limit (closed), each in the server's envelope. Bodies are the door's matter.
+and connections beyond the limit (closed), each in the server's envelope. What stands around the chunks of a body is
+bounded alike, and trailers are dropped. No upgrade is followed: the request is served as HTTP/1.1. Bodies are the
+door's matter, but one that is still on its way when its answer is complete has as long as headers have.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
 from http import HTTPStatus
 from typing import Any
 
@@ -18,7 +21,8 @@ from octavo.server.limits import Limits
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
-    """Invariant: while a request's headers are incomplete a timer runs, and at most max_header_bytes of them are held.
+    """Invariants: while no answer is owed a timer runs, uvicorn's where the request was read to its end, else this
+    class's; and at most max_header_bytes, and what one read brings, are held of bytes that belong to no body.
 
     `limits` is set by `bounded_protocol`, which makes the class uvicorn is given.
     """
@@ -27,7 +31,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._header_bytes = 0
+        self._header_bytes = 0  # since the last byte of a body or the last request's end
         self._in_headers = True  # between the last request's end and the next one's body
         self._header_timer: asyncio.TimerHandle | None = None
 
@@ -46,29 +50,47 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         if self._in_headers:
-            # what is counted may include the beginning of a body: one read's worth, which the sockets bound
-            self._header_bytes += len(data)
+            data = _without_upgrade(data)
             if self._header_timer is None:
                 self._start_timer()
+        self._header_bytes += len(data)  # the callbacks below set it back where the parser met a body or an end
         super().data_received(data)
-        if self._in_headers and self._header_bytes > self.limits.max_header_bytes + _READ_BYTES:
+        if self._header_bytes > self.limits.max_header_bytes + _READ_BYTES:
             limit = self.limits.max_header_bytes
             self._answer_and_close(
                 HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, f"headers above {limit} bytes; send less"
             )
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._in_headers:  # else a trailer, which would be appended to headers that were checked already
+            super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         self._in_headers = False
         self._stop_timer()
         super().on_headers_complete()
 
+    def on_body(self, body: bytes) -> None:
+        self._header_bytes = 0
+        super().on_body(body)
+
     def on_message_complete(self) -> None:
         self._in_headers = True
         self._header_bytes = 0
         super().on_message_complete()
+        if self.cycle.response_complete:
+            self._start_timer()  # uvicorn started its own with the answer, and stopped it when the body went on
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if not self._in_headers and self.cycle.response_complete:
+            self._start_timer()  # the answer did not wait for the whole body, nor does the connection for ever
 
     def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - uvicorn's words give way to ours
         self._answer_and_close(HTTPStatus.BAD_REQUEST, "this is not HTTP/1.1 as the server reads it")
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """Nothing: a client may ask for one, and a log line each time would be its to write."""
 
     def _start_timer(self) -> None:
         self._stop_timer()
@@ -81,11 +103,11 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def _headers_late(self) -> None:
         self._header_timer = None
-        if self.transport.is_closing() or not self._in_headers:
+        if self.transport.is_closing():
             return
         if self.cycle is not None and not self.cycle.response_complete:
             self._start_timer()  # an answer is under way: stray bytes behind its request must not cut it
-        elif self._header_bytes:
+        elif self._in_headers and self._header_bytes:
             self._answer_and_close(HTTPStatus.REQUEST_TIMEOUT, "the headers came too slowly")
         else:
             self.transport.close()
@@ -104,6 +126,13 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
 
 _READ_BYTES = 256 * 2**10  # the most one read of the transport brings
+_UPGRADE = re.compile(rb"\r\nupgrade(?=[ \t]*:)", re.IGNORECASE)
+
+
+def _without_upgrade(data: bytes) -> bytes:
+    """Behind an Upgrade header (Java's client sends one by itself) the parser would skip the body and then stop."""
+    head, blank, rest = data.partition(b"\r\n\r\n")
+    return _UPGRADE.sub(b"\r\nx-upgrade", head) + blank + rest if _UPGRADE.search(head) else data
 
 
 def bounded_protocol(limits: Limits) -> type[BoundedHttpProtocol]:

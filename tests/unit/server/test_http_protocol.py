@@ -171,3 +171,84 @@ def test_an_upgrade_is_not_followed() -> None:
                 assert (await talk(port, upgrade % kind)).startswith(b"HTTP/1.1 200 ")
 
     run(go())
+
+
+def test_a_request_that_asks_for_an_upgrade_keeps_its_body_and_its_connection() -> None:
+    body = b'{"prompt": "hi", "max_tokens": 1}'
+    head = (
+        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        b"Connection: %s, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQAAP__\r\n"
+        b"Content-Length: %d\r\n\r\n"
+    )
+
+    async def go() -> None:
+        async with listening() as port:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            for kind in (b"Upgrade", b"Upgrade, close"):
+                writer.write(head % (kind, len(body)) + body)
+                assert (await reader.readline()).startswith(b"HTTP/1.1 200 ")
+                await reader.readuntil(b"\r\n\r\n")
+                if b"close" not in kind:
+                    await reader.readuntil(b"}}}")
+            writer.close()
+
+    run(go())
+
+
+async def flood(writer: asyncio.StreamWriter, unit: bytes) -> None:
+    for _ in range(64 * 2**20 // len(unit)):
+        writer.write(unit)
+        await writer.drain()
+
+
+CHUNKED = b" HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize("start", [b"GET /health", b"POST /v1/completions"])
+@pytest.mark.parametrize(
+    ("before", "unit"),
+    [(b"0\r\n", b"A: " + b"x" * 60_000 + b"\r\n"), (b"0\r\nA: ", b"x" * 60_000), (b"1;a=", b"x" * 60_000)],
+    ids=["trailers", "a trailer", "an extension"],
+)
+def test_what_never_ends_around_the_chunks_is_closed_before_it_is_stored(
+    start: bytes, before: bytes, unit: bytes
+) -> None:
+    async def go() -> None:
+        async with listening(max_header_bytes=2000) as port, asyncio.timeout(30):
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(start + CHUNKED + before)
+            with pytest.raises(ConnectionError):
+                await flood(writer, unit)
+            writer.close()
+
+    run(go())
+
+
+def test_trailers_do_not_become_headers() -> None:
+    body = b'{"prompt": "hi", "max_tokens": 1}'
+    chunks = b"%x\r\n%s\r\n0\r\nX-Request-Id: late\r\n\r\n" % (len(body), body)
+    last = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+
+    async def go() -> None:
+        async with listening() as port:
+            answer = await talk(port, b"POST /v1/completions" + CHUNKED + chunks, last)
+            assert answer.count(b"HTTP/1.1 200 ") == 2
+            assert b"late" not in answer
+
+    run(go())
+
+
+@pytest.mark.parametrize("rest", [b"", b"x" * 10], ids=["that does not come", "that comes late"])
+def test_a_body_nobody_waits_for_does_not_hold_the_connection(rest: bytes) -> None:
+    head = b"GET /health HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\n"
+
+    async def go() -> None:
+        async with listening(header_timeout_seconds=0.2) as port, asyncio.timeout(30):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(head)
+            assert (await reader.readline()).startswith(b"HTTP/1.1 200 ")
+            writer.write(rest)
+            await reader.read()  # until the server closes
+            writer.close()
+
+    run(go())
