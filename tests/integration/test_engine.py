@@ -64,7 +64,7 @@ def test_tokens_do_not_depend_on_company_chunks_or_pool(caching: bool, chunk: in
     engine = make_engine(enable_prefix_caching=caching, max_num_batched_tokens=chunk, num_blocks=num_blocks)
     assert words(run(engine, requests)) == EXPECTED
     stats = engine.stats()
-    assert stats.num_block_copies > 0
+    assert (stats.num_block_copies > 0) is (chunk > 1)  # one token a step is one row: samples go one after another
     if num_blocks == 32 and chunk >= 17:
         assert stats.num_preemptions > 0
     if caching:
