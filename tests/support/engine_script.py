@@ -21,7 +21,6 @@ INFO = EngineInfo(
     model="script", path="", architecture="script", executor="script", isa="none", num_threads=1, weight_form="none",
     weight_bytes=0, kv_dtype="none", block_size=16, num_blocks=4, kv_bytes_per_block=1, max_model_len=64,
     context_length=64, max_num_seqs=4, max_num_batched_tokens=64, vocab_size=260, enable_prefix_caching=True,
-    load_seconds=0.0,
 )  # fmt: skip
 
 

@@ -66,7 +66,7 @@ def make_engine(
         weight_bytes=0, kv_dtype="tokens", block_size=block_size, num_blocks=num_blocks, kv_bytes_per_block=12,
         max_model_len=max_model_len, context_length=max_model_len, max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens, vocab_size=tokenizer.vocab_size,
-        enable_prefix_caching=enable_prefix_caching, load_seconds=0.0, eos_token_ids=(EOS,),
+        enable_prefix_caching=enable_prefix_caching, eos_token_ids=(EOS,),
     )  # fmt: skip
     return Engine(
         scheduler=Scheduler(config),

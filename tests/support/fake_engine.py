@@ -39,8 +39,6 @@ FAKE_INFO = EngineInfo(
     max_num_batched_tokens=64,
     vocab_size=260,
     enable_prefix_caching=True,
-    load_seconds=0.0,
-    bos_token_id=256,
     eos_token_ids=(257, 259),
 )
 

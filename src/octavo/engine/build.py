@@ -57,7 +57,6 @@ class _Parts:
 def build_engine(config: EngineConfig, progress: ProgressCallback | None = None) -> Engine:
     """Raises ConfigError or ModelFileError. `progress` hears of fetching and loading."""
     report = progress or _silent
-    began = time.monotonic()
     files = _resolve(config, report)
     executor_name = _executor_name(config, files)
     parts = (
@@ -83,8 +82,6 @@ def build_engine(config: EngineConfig, progress: ProgressCallback | None = None)
         max_num_batched_tokens=config.max_num_batched_tokens,
         vocab_size=parts.vocab_size,
         enable_prefix_caching=config.enable_prefix_caching,
-        load_seconds=time.monotonic() - began,
-        bos_token_id=parts.tokenizer.bos_token_id,
         eos_token_ids=parts.eos_token_ids,
         chat_template=parts.chat_template,
         warnings=parts.warnings + budget.warnings,

@@ -38,8 +38,6 @@ class EngineInfo:
     max_num_batched_tokens: int
     vocab_size: int
     enable_prefix_caching: bool
-    load_seconds: float
-    bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     chat_template: str | None = None
     warnings: tuple[str, ...] = ()  # one line each: what was lowered or ignored, and why

@@ -107,18 +107,6 @@ def load_front(files: ModelFiles) -> tuple[TokenizerLike, ModelMetadata]:
     return tokenizer, _folder_metadata(files, folder, program, tokenizer)
 
 
-def load_tokenizer(files: ModelFiles) -> TokenizerLike:
-    """The tokenizer alone."""
-    if files.kind == "fake":
-        return FakeTokenizer()
-    path = _path(files)
-    return tokenizer_from_gguf(GGUFFile.open(path)) if files.kind == "gguf" else tokenizer_from_folder(path)
-
-
-def load_metadata(files: ModelFiles) -> ModelMetadata:
-    return load_front(files)[1]
-
-
 # -- GGUF
 
 
