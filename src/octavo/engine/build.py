@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from octavo.config import EngineConfig, ExecutorName, KVDtype, octavo_home
 from octavo.core.scheduler import Scheduler, SchedulerConfig
 from octavo.engine.engine import Engine
-from octavo.engine.fake_model import FAKE_BYTES_PER_TOKEN, fake_next_token
+from octavo.engine.fake_model import fake_next_token
 from octavo.engine.info import EngineInfo
 from octavo.engine.kv_budget import KVBudget, plan_kv_budget
 from octavo.engine.memory import available_bytes
@@ -143,7 +143,7 @@ def _scheduler_config(config: EngineConfig, parts: _Parts) -> SchedulerConfig:
 
 
 def _fake_parts(config: EngineConfig, files: ModelFiles) -> _Parts:
-    from octavo.executors.fake import FakeExecutor
+    from octavo.executors.fake import SLOT_BYTES, FakeExecutor
     from octavo.loading.load_model import load_front
 
     tokenizer, metadata = load_front(files)
@@ -151,7 +151,7 @@ def _fake_parts(config: EngineConfig, files: ModelFiles) -> _Parts:
     budget = plan_kv_budget(
         config,
         context_length=context_length,
-        kv_bytes_per_block=config.block_size * FAKE_BYTES_PER_TOKEN,
+        kv_bytes_per_block=config.block_size * SLOT_BYTES,
         available_bytes=available_bytes(),
     )
     executor = FakeExecutor(

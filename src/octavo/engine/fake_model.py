@@ -10,7 +10,6 @@ from array import array
 from collections.abc import Sequence
 from zlib import crc32
 
-FAKE_BYTES_PER_TOKEN = 12  # what the fake executor's store takes
 _CHARACTERS = tuple(
     character.encode() for character in "eeeettaaooiinnsshhrrddlluucmwfgypbvk" + " " * 9 + ",." + "é한글종이책🙂📖"
 )

@@ -71,7 +71,7 @@ class Mailbox:
 
 
 def cost_bytes(delta: SequenceDelta) -> int:
-    """About how much memory it holds."""
+    """About how much memory it holds, but for log-probabilities of the prompt: they come once, bounded by the call."""
     cost = _DELTA_COST + len(delta.text) * 2 + len(delta.token_ids) * _TOKEN_COST
     for logprobs in delta.logprobs:
         cost += _LOGPROB_COST + _TOP_COST * len(logprobs.top)

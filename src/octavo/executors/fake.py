@@ -22,6 +22,7 @@ from octavo.outputs import TokenLogprobs
 NextToken = Callable[[tuple[int, ...], int, int], int]
 """(history, seed, sample index) -> any non-negative number; taken modulo the vocabulary. Greedy rows pass seed 0."""
 
+SLOT_BYTES = 12  # a token as int64 and a checksum as uint32
 _UNWRITTEN = -1
 _FORCING_BIAS = 100.0  # a logit_bias this large decides the token, as it does in a model
 _LOGPROB_STEP = 0.5  # the r-th best alternative has log-probability -(r + 1) * this
@@ -76,7 +77,7 @@ class FakeExecutor:
             weight_form="none",
             weight_bytes=0,
             kv_dtype="tokens",
-            kv_bytes_per_block=self.block_size * 12,
+            kv_bytes_per_block=self.block_size * SLOT_BYTES,
             layout="fake-1",
         )
 

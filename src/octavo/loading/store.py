@@ -24,7 +24,6 @@ class StoredModel:
     name: str  # what `remove` and the MODEL argument take
     path: Path
     num_bytes: int
-    modified: float  # seconds since the epoch
 
 
 def model_folder(name: str, home: Path) -> Path:
@@ -87,7 +86,7 @@ def _stored(home: Path) -> Iterator[StoredModel]:
         path = stored_path(name, home)
         if path is not None:
             num_bytes = path.stat().st_size if path.is_file() else folder_bytes(path)
-            yield StoredModel(name, path, num_bytes, path.stat().st_mtime)
+            yield StoredModel(name, path, num_bytes)
 
 
 def folder_bytes(folder: Path) -> int:
