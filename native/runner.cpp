@@ -22,12 +22,14 @@ struct Grid {
 
 Grid choose_grid(int64_t num_panels, int64_t num_rows, int num_threads) {
   Grid best{num_threads, 1};
-  int64_t best_cost = INT64_MAX;
+  int64_t best_cost = 0;
   for (int rows = 1; rows <= num_threads; ++rows) {
     if (num_threads % rows != 0 || (rows > 1 && num_rows < rows * kMinRowsPerShare)) continue;
     const int64_t panels = num_threads / rows;
     const int64_t cost = ((num_panels + panels - 1) / panels) * ((num_rows + rows - 1) / rows);
-    if (cost * 20 < best_cost * 19 || best_cost == INT64_MAX) best = {num_threads / rows, rows}, best_cost = cost;
+    if (rows > 1 && cost * 20 >= best_cost * 19) continue;  // reading each weight once is worth a little imbalance
+    best = {num_threads / rows, rows};
+    best_cost = cost;
   }
   return best;
 }

@@ -40,11 +40,9 @@ for entry in src/octavo/*; do
 done
 for module in "$build"/_native*.so; do ln -s "$module" "$package/"; done
 
-report="$build/report"  # pytest keeps the standard error of a test, and a dead interpreter never shows it
-rm -f "$report".*
-export ASAN_OPTIONS="log_path=$report:detect_leaks=0:detect_stack_use_after_return=0:abort_on_error=1${ASAN_OPTIONS:+:$ASAN_OPTIONS}"
-export UBSAN_OPTIONS="log_path=$report:print_stacktrace=1:halt_on_error=1${UBSAN_OPTIONS:+:$UBSAN_OPTIONS}"
-export TSAN_OPTIONS="log_path=$report:halt_on_error=1:report_signal_unsafe=0${TSAN_OPTIONS:+:$TSAN_OPTIONS}"
+export ASAN_OPTIONS="detect_leaks=0:detect_stack_use_after_return=0:abort_on_error=1${ASAN_OPTIONS:+:$ASAN_OPTIONS}"
+export UBSAN_OPTIONS="print_stacktrace=1:halt_on_error=1${UBSAN_OPTIONS:+:$UBSAN_OPTIONS}"
+export TSAN_OPTIONS="halt_on_error=1:report_signal_unsafe=0${TSAN_OPTIONS:+:$TSAN_OPTIONS}"
 export PYTHONPATH="$build/python" PYTHONDONTWRITEBYTECODE=1 OPENBLAS_NUM_THREADS=1
 
 if [ $# -gt 0 ]; then
@@ -55,9 +53,5 @@ elif [ "$kind" = thread ]; then
 else
   set -- tests/unit/native tests/unit/executors/test_cpu.py
 fi
-status=0
-LD_PRELOAD="$preload" "$python" -m pytest -q -p no:cacheprovider -o "pythonpath=tests $build/python" "$@" || status=$?
-for found in "$report".*; do
-  if [ -s "$found" ]; then cat "$found" >&2; status=1; fi
-done
-exit "$status"
+# -s: a finding is written to standard error, which pytest would keep to itself when the interpreter ends.
+LD_PRELOAD="$preload" exec "$python" -m pytest -q -s -p no:cacheprovider -o "pythonpath=tests $build/python" "$@"
