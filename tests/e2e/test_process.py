@@ -123,11 +123,12 @@ def test_a_hung_engine_is_unhealthy_and_a_woken_one_healthy_again(server: Server
     until("the 200", lambda: httpx.get(f"{server.url}/health").status_code == 200, 10)
 
 
-def test_sigterm_lets_what_is_in_flight_finish_and_refuses_the_rest(server: ServerProcess) -> None:
+@pytest.mark.parametrize("whole_group", [False, True], ids=["to the server", "to its group"])
+def test_sigterm_lets_what_is_in_flight_finish_and_refuses_the_rest(server: ServerProcess, whole_group: bool) -> None:
     children = server.descendants()
     reader = Reader(server)
     until("first tokens", lambda: bool(reader.lines))
-    server.terminate()
+    (os.killpg if whole_group else os.kill)(server.process.pid, signal.SIGTERM)
     until("draining", lambda: httpx.get(f"{server.url}/health").status_code == 503 or not reader.is_alive())
     if reader.is_alive():
         refused = httpx.post(f"{server.url}/v1/completions", json=LONG)

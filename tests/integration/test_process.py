@@ -190,7 +190,7 @@ async def exhaust(stream: AsyncIterator[list[SequenceDelta]]) -> None:
         pass
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGHUP])
 def test_killing_the_engine_ends_every_stream_with_an_error(number: signal.Signals) -> None:
     async def scenario(engine: AsyncEngine) -> None:
         streams = await five_streams(engine)
@@ -252,9 +252,10 @@ def test_a_step_that_hangs_is_unhealthy_though_the_process_lives() -> None:
     with_engine(scenario, command=broken("hang"), heartbeat_limit_seconds=2.0)
 
 
-def test_an_interrupt_is_left_to_the_server() -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_what_a_whole_group_is_sent_is_left_to_the_server(number: signal.Signals) -> None:
     async def scenario(engine: AsyncEngine) -> None:
-        os.kill(engine.pid, signal.SIGINT)
+        os.kill(engine.pid, number)
         assert await text_of(engine, request()) == await text_of(engine, request())
 
     with_engine(scenario)

@@ -28,7 +28,7 @@ ENGINE_COMMAND = (sys.executable, "-P", "-m", "octavo.engine.process")  # -P: th
 HEARTBEAT_LIMIT_SECONDS = 10.0
 MAX_UNSENT_BYTES = 2 * frames.MAX_FRAME_BYTES  # towards an engine that does not read
 SLOW_STEP_FACTOR = 3.0  # a large model's step may take longer than the limit; silence is judged by the longest so far
-STOP_TIMEOUT_SECONDS = 5.0
+STOP_TIMEOUT_SECONDS = 2.0  # enough for the step under way; nothing is lost with a longer one
 _ENDED_EARLY = "the engine process ended before it was ready; its last words are on stderr"
 
 ProgressCallback = Callable[[str, float], None]  # stage for people, fraction 0..1
@@ -147,7 +147,7 @@ class AsyncEngine:
             self._abort_quietly(request_id)
 
     async def stop(self, timeout_seconds: float = STOP_TIMEOUT_SECONDS) -> None:
-        """Ends the process (SIGTERM, after the timeout SIGKILL) and every iterator. Idempotent."""
+        """Ends the process (closes its channel, after the timeout SIGKILL) and every iterator. Idempotent."""
         self._is_stopping = True
         self._fail_all(EngineDead("the server is shutting down; try another one"))
         await self._process.end(timeout_seconds=timeout_seconds)
@@ -254,14 +254,14 @@ class _Process:
         self._transport.close()
 
     async def end(self, *, timeout_seconds: float) -> None:
-        """SIGTERM, and SIGKILL after the timeout (0: at once); returns when the process is gone. Idempotent."""
-        self.signal(signal.SIGTERM if timeout_seconds > 0 else signal.SIGKILL)
+        """Closes the channel, SIGKILL after the timeout (0: at once); returns when the process is gone. Idempotent."""
+        self.close_channel()
         try:
-            await asyncio.wait_for(self._process.wait(), timeout_seconds or None)
+            async with asyncio.timeout(timeout_seconds):
+                await self._process.wait()
         except TimeoutError:
             self.signal(signal.SIGKILL)
             await self._process.wait()
-        self.close_channel()
         with contextlib.suppress(OSError):
             await self._transport.wait_closed()
 

@@ -2,9 +2,9 @@
 
 Reads one Start frame, builds the engine, says Ready or Failed, then steps for as long as the server's end is open.
 Refuses to outlive its server, to block on one that does not read (it pauses, bounded, still taking aborts), and to go
-on after a fault that is not one request's: that is said once on stderr and in a Fatal frame, exit code 1. SIGINT is
-left to the server, SIGTERM ends the process. Invariant: a heartbeat, sent by the step loop itself, leaves at least
-once a second while the loop turns.
+on after a fault that is not one request's: that is said once on stderr and in a Fatal frame, exit code 1. SIGINT and
+SIGTERM, which service managers send to a whole group, are left to the server. Invariant: a heartbeat, sent by the step
+loop itself, leaves at least once a second while the loop turns.
 """
 
 from __future__ import annotations
@@ -209,7 +209,7 @@ class StepLoop:
 def _tie_to_parent() -> None:
     """Signals as the module says; and when the server dies, so does this process, even in the middle of a step."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     parent = os.getppid()
     with contextlib.suppress(OSError, AttributeError):  # Linux only; elsewhere the closing socket is enough

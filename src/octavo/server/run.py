@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from octavo.config import EngineConfig, octavo_home
-from octavo.errors import ConfigError
+from octavo.errors import ConfigError, OctavoError
 from octavo.server import logs
 from octavo.server.config import ServerConfig
 
@@ -167,9 +167,9 @@ class _Serving:
 
         loading = asyncio.create_task(self._load_parts(starting))
         await asyncio.wait((loading, stopping, serving), return_when=asyncio.FIRST_COMPLETED)
-        if not loading.done():
+        if stopping.done() or not loading.done():
             loading.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
+            with contextlib.suppress(asyncio.CancelledError, OctavoError):  # the signal may have ended the engine too
                 await loading
             return False
         tokenizer, template = loading.result()
