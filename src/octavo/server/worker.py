@@ -63,6 +63,10 @@ class _Worker:
             raise
         return cls(process, reader, writer)
 
+    @property
+    def is_alive(self) -> bool:
+        return self._process.returncode is None and not self._reader.at_eof()
+
     async def ask(self, message: frames.ToWorker) -> frames.FromWorker:
         """Raises _WorkerEnded."""
         try:
@@ -109,7 +113,7 @@ class TemplateWorkers:
         """Raises BadRequest."""
         request = frames.Render([dict(message) for message in messages], add_generation_prompt, dict(kwargs))
         async with self._places:
-            worker = self._idle.pop() if self._idle else await self._new_worker()
+            worker = await self._idle_worker() or await self._new_worker()
             answer = await self._ask(worker, request)
         if isinstance(answer, frames.Refused):
             raise BadRequest(f"the chat template refuses these messages: {answer.message}", param="messages")
@@ -118,6 +122,15 @@ class TemplateWorkers:
     async def close(self) -> None:
         while self._idle:
             await self._idle.pop().kill()
+
+    async def _idle_worker(self) -> _Worker | None:
+        """One that lives: what ended it while it was idle (a system short of memory) is not the client's fault."""
+        while self._idle:
+            worker = self._idle.pop()
+            if worker.is_alive:
+                return worker
+            await worker.kill()
+        return None
 
     async def _ask(self, worker: _Worker, request: frames.Render) -> frames.FromWorker:
         """Puts the worker back only after a clean answer."""

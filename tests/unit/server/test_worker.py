@@ -56,6 +56,19 @@ def test_a_refusal_of_the_template_is_a_400_and_the_worker_goes_on() -> None:
     run(go())
 
 
+def test_a_worker_that_ended_while_idle_is_replaced() -> None:
+    async def go() -> None:
+        made = workers("ok")
+        await made.check()
+        worker = made._idle[0]
+        worker._process.kill()
+        await worker._process.wait()
+        assert await render(made) == "ok"
+        await made.close()
+
+    run(go())
+
+
 def test_a_late_render_is_killed_and_holds_up_nobody_else() -> None:
     async def go() -> None:
         source = "{% if messages[0]['content'] == 'evil' %}" + ENDLESS + "{% endif %}ok"
