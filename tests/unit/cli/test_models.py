@@ -22,8 +22,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def kept(home: Path, monkeypatch: pytest.MonkeyPatch) -> list[StoredModel]:
     """Two models, as `list_models` tells them; `remove` takes them out."""
     models = [
-        StoredModel("smollm2", home / "models/smollm2/s.gguf", 98_362_432, 0.0),
-        StoredModel("hub/모델", home / "models/hub/m.gguf", 1_500_000_000, 0.0),
+        StoredModel("smollm2", home / "models/smollm2/s.gguf", 98_362_432),
+        StoredModel("hub/모델", home / "models/hub/m.gguf", 1_500_000_000),
     ]
 
     def remove(name: str, given: Path) -> int:
