@@ -82,6 +82,8 @@ def test_the_oldest_turns_are_dropped_when_the_context_is_full(session: Session)
         dropped.append(conversation.num_dropped)
     assert dropped[0] == 0
     assert dropped[-1] >= 2
+    assert [turn["role"] for turn in conversation._turns] == ["user", "assistant"] * (len(conversation._turns) // 2)
+    assert len(conversation._turns) == 12 - sum(dropped)
     assert len("".join(conversation.answer("last", GREEDY))) > 0
 
 

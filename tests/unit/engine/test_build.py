@@ -33,6 +33,28 @@ def test_the_pool_may_be_set_and_lowers_the_context_with_a_line() -> None:
     assert "160" in info.warnings[0]
 
 
+def test_the_scheduler_gets_every_limit_of_the_configuration() -> None:
+    limits = {
+        "block_size": 4, "max_model_len": 64, "max_num_seqs": 3, "max_num_batched_tokens": 5, "watermark": 0.25,
+        "enable_prefix_caching": False, "max_queue": 7,
+    }  # fmt: skip
+    config = build_engine(fake(num_gpu_blocks_override=50, **limits)).scheduler.config
+    assert {name: getattr(config, name) for name in limits} == limits
+    assert config.num_blocks == 50
+
+
+@pytest.mark.model
+def test_the_cache_leaves_room_for_the_weights(smollm2_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = EngineConfig(model=str(smollm2_path), gpu_memory_utilization=1.0, num_threads=1)
+    engine = build_engine(config)
+    weights, block = engine.info.weight_bytes, engine.info.kv_bytes_per_block
+    engine.close()
+    monkeypatch.setattr("octavo.engine.build.available_bytes", lambda: weights + 20 * block)
+    engine = build_engine(config)
+    engine.close()
+    assert 15 <= engine.info.num_blocks <= 20  # the file's tensors take about what the packed weights do
+
+
 def test_the_executor_must_fit_the_model() -> None:
     for executor in ("cpu", "reference"):
         with pytest.raises(ConfigError, match="cannot run the model 'fake'"):

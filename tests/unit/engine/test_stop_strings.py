@@ -50,6 +50,12 @@ def test_nothing_shown_is_ever_taken_back_and_at_most_len_minus_one_is_held(text
         assert number - len(shown) <= max(map(len, stop)) - 1
 
 
+def test_of_two_that_end_together_the_longer_wins_in_whatever_order_they_are_given() -> None:
+    for stop in (["b", "ab"], ["ab", "b"]):
+        assert run(["xab"], stop) == (["x"], "ab")
+        assert run(["xa", "b"], stop) == (["x", ""], "ab")
+
+
 def test_a_stop_string_across_three_pieces_leaks_nothing() -> None:
     assert run(["ABC", "DE", "FG", "HIJ", "KL"], ["DEFGHIJ"]) == (["ABC", "", "", ""], "DEFGHIJ")
 

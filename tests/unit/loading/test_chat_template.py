@@ -125,6 +125,16 @@ def test_hostile_templates_are_refused_at_rendering(source: str) -> None:
     assert len(message) < 700
 
 
+@pytest.mark.parametrize(
+    "source", ["{{ ('a' * n) | length }}", "{{ (n * [1]) | length }}", "{{ ((1,) * n) | length }}"]
+)
+def test_a_repetition_is_bounded_also_where_little_of_it_is_shown(source: str) -> None:
+    limit = chat_template.MAX_INTERMEDIATE_LENGTH
+    assert render(source, n=limit) == str(limit)
+    with pytest.raises(BadRequest, match="may not"):
+        render(source, n=limit + 1)
+
+
 def test_the_prompt_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chat_template, "MAX_PROMPT_CHARACTERS", 1000)
     with pytest.raises(BadRequest, match="longer than 1000"):

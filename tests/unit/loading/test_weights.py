@@ -122,6 +122,23 @@ def test_a_cached_hash_is_used_until_the_file_changes(tmp_path: Path, monkeypatc
     assert len(hashed) == 2
 
 
+def test_a_file_written_to_while_it_is_hashed_is_not_remembered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, home = tmp_path / "a", tmp_path / "home"
+    path.write_bytes(b"one")
+    real = fingerprints.hash_file
+
+    def overtaken(path: Path) -> bytes:
+        digest = real(path)
+        path.write_bytes(b"one and more")
+        return digest
+
+    monkeypatch.setattr(fingerprints, "hash_file", overtaken)
+    file_sha256(path, home)
+    assert not (home / "fingerprints").exists()
+
+
 @pytest.mark.parametrize(
     "content", [b"", b"{", b"[]", b'{"identity": 1}', b'{"identity": [], "sha256": "00"}', b"\xff"]
 )

@@ -91,6 +91,7 @@ LOGITS = np.log(np.array([0.15, 0.5, 0.1, 0.25])).astype(np.float32)  # best fir
         ({"top_k": 2, "top_p": 0.6}, [1]),  # of the rest 0.75: 0.5 / 0.75 > 0.6
         ({"min_p": 0.25, "top_p": 0.55}, [1]),  # min_p first leaves 0.9: 0.5 / 0.9 > 0.55
         ({"min_p": 0.25, "top_k": 1}, [1]),
+        ({"min_p": 0.25, "top_k": 4}, [1, 3, 0]),  # more than min_p left
     ],
 )
 def test_filters_keep_the_best_each_over_what_the_one_before_left(params: dict[str, Any], kept: list[int]) -> None:
