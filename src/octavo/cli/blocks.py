@@ -39,7 +39,11 @@ class Pool(click.ParamType[tuple[int, int]]):
 
 
 def split_tokens(text: str) -> list[str]:
-    """Tokens between commas; "\\," is a comma. Raises BadRequest when one is empty."""
+    """Tokens between commas; "\\," is a comma. Raises BadRequest when one is empty, or the argument no UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise BadRequest("--tokens is not valid Unicode") from error
     words = [word.replace("\\,", ",") for word in re.split(r"(?<!\\),", text)]
     if not all(words):
         raise BadRequest("--tokens holds an empty token; write them like a,b,c, and a comma as \\,")

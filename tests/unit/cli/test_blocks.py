@@ -163,3 +163,9 @@ def test_a_token_is_printed_as_characters_or_as_bytes(data: bytes, word: str) ->
 
 def test_colours_are_for_terminals_only() -> None:
     assert "\x1b" not in run(*HELLO).stdout
+
+
+def test_tokens_that_are_no_text_are_one_clear_line() -> None:
+    """Bytes of an argument that are no UTF-8 reach Python as lone surrogates."""
+    result = run("blocks", "--tokens", "a,\udcff")
+    assert (result.exit_code, result.stderr) == (1, "octavo: error: --tokens is not valid Unicode\n")
