@@ -1,8 +1,9 @@
 """Text and messages to token ids, without holding up the event loop.
 
-Refuses text so long that no tokenizer could fit it in the context before reading it. In a conversation, the spelling of
-a special token inside what a user or a tool said is encoded as text: it cannot end a turn or begin another
-(`Guard`). The raw prompts of /v1/completions are the caller's own and may hold special tokens.
+Refuses text so long that no tokenizer could fit it in the context before reading it, and more prompts than one call
+may bring before all of them are ids. At most `_NUM_THREADS` long texts are tokenised at once, whoever left meanwhile.
+In a conversation, the spelling of a special token inside what a user or a tool said is encoded as text: it cannot end
+a turn or begin another (`Guard`). The raw prompts of /v1/completions are the caller's own and may hold special tokens.
 """
 
 from __future__ import annotations
@@ -10,8 +11,10 @@ from __future__ import annotations
 import asyncio
 import re
 import secrets
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, TypeVar
 
 from octavo.engine.info import EngineInfo
 from octavo.errors import BadRequest
@@ -19,6 +22,9 @@ from octavo.server.limits import Limits
 from octavo.server.protocol import TemplateLike, TokenizerLike
 
 _GUARDED_ROLES = ("user", "tool")
+_NUM_THREADS = 2  # a long text takes some 200 bytes a character while the library is at it
+
+Result = TypeVar("Result")
 
 
 class PromptEncoder:
@@ -32,21 +38,30 @@ class PromptEncoder:
         spelled = sorted((text for text in tokenizer.special_tokens.values() if text), key=len, reverse=True)
         self._special_ids = {text: token_id for token_id, text in tokenizer.special_tokens.items()}
         self._special = re.compile("|".join(map(re.escape, spelled))) if spelled else None
+        self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="tokenizer")
 
     async def encode_text(self, text: str, *, add_special_tokens: bool, param: str) -> list[int]:
         """Raises BadRequest."""
         self._check_length(text, param)
         if len(text) <= self._limits.large_text_chars:
             return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
-        return await asyncio.to_thread(self._tokenizer.encode, text, add_special_tokens=add_special_tokens)
+        return await self._in_thread(lambda: self._tokenizer.encode(text, add_special_tokens=add_special_tokens))
 
     async def encode_texts(self, texts: Sequence[str], *, add_special_tokens: bool, param: str) -> list[list[int]]:
-        """Many at once. Raises BadRequest."""
+        """Many, each of them no longer than the context. Raises BadRequest."""
         if len(texts) == 1:
             return [await self.encode_text(texts[0], add_special_tokens=add_special_tokens, param=param)]
         for text in texts:
             self._check_length(text, param)
-        return await asyncio.to_thread(self._tokenizer.encode_batch, texts, add_special_tokens=add_special_tokens)
+        found: list[list[int]] = []
+        num_tokens = 0
+        for batch in _batches(texts, self._limits.large_text_chars):
+            encode = partial(self._tokenizer.encode_batch, batch, add_special_tokens=add_special_tokens)
+            for ids in await self._in_thread(encode):
+                num_tokens += len(ids)
+                self._check_tokens(len(ids), num_tokens, param)
+                found.append(ids)
+        return found
 
     async def encode_messages(
         self,
@@ -70,7 +85,10 @@ class PromptEncoder:
         self._check_length(text, "messages")
         if guard.is_empty:
             return await self.encode_text(text, add_special_tokens=add_special_tokens, param="messages")
-        return await asyncio.to_thread(self._encode_guarded, text, guard, add_special_tokens)
+        return await self._in_thread(lambda: self._encode_guarded(text, guard, add_special_tokens))
+
+    async def _in_thread(self, work: Callable[[], Result]) -> Result:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     def _encode_guarded(self, text: str, guard: Guard, add_special_tokens: bool) -> list[int]:
         """The template's own special tokens as such, everything between them as text."""
@@ -86,6 +104,21 @@ class PromptEncoder:
     def _encode_plain(self, text: str) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=False, parse_special=False) if text else []
 
+    def _check_tokens(self, num_tokens: int, num_of_call: int, param: str) -> None:
+        info, limits = self._info, self._limits
+        if num_tokens > info.max_model_len:
+            raise BadRequest(
+                f"a prompt has {num_tokens} tokens, max_model_len is {info.max_model_len} for prompt and answer "
+                "together; shorten it",
+                param=param,
+                code="context_length_exceeded",
+            )
+        if num_of_call > limits.max_work_tokens:
+            raise BadRequest(
+                f"the prompts have more than {limits.max_work_tokens} tokens, the limit of one call; split it",
+                param=param,
+            )
+
     def _check_length(self, text: str, param: str) -> None:
         info, limits = self._info, self._limits
         limit = info.max_model_len * limits.max_chars_per_token
@@ -96,6 +129,20 @@ class PromptEncoder:
                 param=param,
                 code="context_length_exceeded",
             )
+
+
+def _batches(texts: Sequence[str], num_chars: int) -> Iterator[list[str]]:
+    """The texts in order, together while they have no more than so many characters."""
+    batch: list[str] = []
+    size = 0
+    for text in texts:
+        if batch and size + len(text) > num_chars:
+            yield batch
+            batch, size = [], 0
+        batch.append(text)
+        size += len(text)
+    if batch:
+        yield batch
 
 
 class Guard:

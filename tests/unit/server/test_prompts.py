@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from octavo.engine.info import EngineInfo
+from octavo.errors import BadRequest
 from octavo.loading.fake_tokenizer import FakeTokenizer
 from octavo.loading.load_model import load_front
 from octavo.loading.model_files import resolve
@@ -26,6 +29,32 @@ def test_long_text_is_tokenised_off_the_loop_to_the_same_ids() -> None:
             assert ids == list(text.encode())
             many = await encoder.encode_texts([text, "a"], add_special_tokens=True, param="prompt")
             assert many == [ids, [97]]
+
+    run(go())
+
+
+def test_many_prompts_are_refused_before_all_of_them_are_ids() -> None:
+    class Counting(FakeTokenizer):
+        num_texts = 0
+
+        def encode_batch(self, texts: Sequence[str], **options: Any) -> list[list[int]]:
+            self.num_texts += len(texts)
+            return super().encode_batch(texts, **options)
+
+    async def go() -> None:
+        for text, limits, words in (
+            ("x" * 9000, Limits(large_text_chars=1), "9000 tokens"),
+            ("x" * 100, Limits(large_text_chars=1, max_work_tokens=150), "more than 150 tokens"),
+        ):
+            tokenizer = Counting()
+            encoder = PromptEncoder(tokenizer, None, LONG, limits)
+            with pytest.raises(BadRequest, match=words):
+                await encoder.encode_texts([text] * 50, add_special_tokens=False, param="prompt")
+            assert tokenizer.num_texts <= 2
+        encoder = PromptEncoder(FakeTokenizer(), None, LONG, Limits(large_text_chars=4))
+        texts = ["ab", "cd", "efghi", "", "j"]
+        many = await encoder.encode_texts(texts, add_special_tokens=False, param="prompt")
+        assert many == [list(text.encode()) for text in texts]
 
     run(go())
 
