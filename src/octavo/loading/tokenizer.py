@@ -14,6 +14,7 @@ from octavo.errors import BadRequest, ModelFileError
 from octavo.loading.byte_level import Spelling, spelled_bytes
 
 MAX_VOCAB_SIZE: Final = 1 << 20
+_LONG_TEXT_CHARS: Final = 4096  # the library holds Python's lock while it encodes one text, but not for a batch
 T = TypeVar("T")
 
 
@@ -91,6 +92,8 @@ class Tokenizer:
     def encode(self, text: str, *, add_special_tokens: bool = True, parse_special: bool = True) -> list[int]:
         library = self._library if parse_special else self._plain_library
         check_text(text)
+        if len(text) > _LONG_TEXT_CHARS:
+            return self.encode_batch([text], add_special_tokens=add_special_tokens, parse_special=parse_special)[0]
         ids: list[int] = library.encode(text, add_special_tokens=add_special_tokens).ids
         return self._prefix + ids + self._suffix if add_special_tokens else ids
 

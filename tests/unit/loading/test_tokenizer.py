@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import unicodedata
 from pathlib import Path
 
@@ -140,6 +141,27 @@ def test_begin_and_end_tokens_are_added_where_the_file_says_so(tmp_path: Path) -
     assert tokenizer.encode("") == [1, 2]
     assert tokenizer.encode("", add_special_tokens=False) == []
     assert tokenizer.encode_batch(["", "h"])[0] == [1, 2]
+
+
+def test_a_long_text_is_encoded_without_pythons_lock(tmp_path: Path) -> None:
+    tokenizer = build(tiny_vocabulary(), tmp_path)
+    text = "1" * 500_000
+    started, ended = threading.Event(), threading.Event()
+
+    def encode() -> None:
+        started.set()
+        assert len(tokenizer.encode(text)) == len(text)
+        ended.set()
+
+    thread = threading.Thread(target=encode)
+    thread.start()
+    started.wait()
+    turns = 0
+    while not ended.wait(0.001):
+        turns += 1
+    thread.join()
+    assert turns > 10  # with the lock held: one or two
+    assert tokenizer.encode("hello wé" * 1000) == tokenizer.encode("hello wé") * 1000
 
 
 def test_ids_outside_the_vocabulary_add_nothing(tmp_path: Path) -> None:
