@@ -1,8 +1,9 @@
 """The one door: an ASGI wrapper that every request passes before any route sees it.
 
 In this order: header limits (431), the host's name (403), the key (401), the life of the process (503), the body's
-length and pace (413, 408, 415). Behind it a route finds the whole body in `scope["octavo.body"]` and the request's id
-in `scope["octavo.request_id"]`. Refuses to route: that a path is served by nobody is said only to those with a key.
+length and pace (413, 408, 415), and what all bodies together hold (429). Behind it a route finds the whole body in
+`scope["octavo.body"]` and the request's id in `scope["octavo.request_id"]`. Refuses to route: that a path is served by
+nobody is said only to those with a key.
 
 Invariants: every answer carries X-Request-Id and, where it is an error, the envelope; an exception nobody foresaw
 becomes a 500 that tells nothing of the inside.
@@ -11,18 +12,19 @@ becomes a 500 that tells nothing of the inside.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import hmac
 import ipaddress
 import secrets
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from http import HTTPStatus
 from typing import NoReturn
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from octavo.errors import OctavoError, TooLarge, Unauthorized
+from octavo.errors import OctavoError, QueueFull, TooLarge, Unauthorized
 from octavo.server.errors import ClientGone, PayloadError, error_response, internal_envelope, json_response, log_fault
 from octavo.server.limits import MAX_REQUEST_ID_CHARS, Limits
 from octavo.server.state import Phase, ServerState
@@ -49,11 +51,41 @@ class KeyRing:
         return found
 
 
+class BodyBudget:
+    """The memory of large bodies: many clients that each send one slowly hold no more than `max_large_bodies_bytes`.
+
+    Bodies up to `large_body_bytes` are free, so that ordinary requests pass while large ones are refused.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._taken = 0
+
+    @contextlib.contextmanager
+    def body(self) -> Iterator[Callable[[int], None]]:
+        """Gives what is to be told the body's size as it grows, which raises QueueFull; gives all back at the end."""
+        held = 0
+
+        def grow(size: int) -> None:
+            nonlocal held
+            more = max(0, size - self._limits.large_body_bytes) - held
+            if self._taken + more > self._limits.max_large_bodies_bytes:
+                raise QueueFull("too many large requests are under way; try again later, or send a smaller one")
+            held += more
+            self._taken += more
+
+        try:
+            yield grow
+        finally:
+            self._taken -= held
+
+
 class Door:
     def __init__(self, app: ASGIApp, state: ServerState) -> None:
         self._app = app
         self._state = state
         self._limits = state.config.limits
+        self._bodies = BodyBudget(self._limits)
         self._keys = KeyRing(state.config.api_keys)
         self._is_private = self._keys.is_open() and state.config.is_loopback
 
@@ -78,10 +110,11 @@ class Door:
             self._check_host(scope)
             self._check_key(scope)
             self._check_phase(scope)
-            if scope["method"] in _METHODS_WITH_BODY:
-                _check_encoding(scope)
-                inner["octavo.body"] = await read_body(scope, receive, self._limits)
-            await self._app(inner, receive, answer.send)
+            with self._bodies.body() as grow:
+                if scope["method"] in _METHODS_WITH_BODY:
+                    _check_encoding(scope)
+                    inner["octavo.body"] = await read_body(scope, receive, self._limits, grow)
+                await self._app(inner, receive, answer.send)
         except ClientGone:
             return
         except OctavoError as error:
@@ -182,8 +215,8 @@ def _check_encoding(scope: Scope) -> None:
             raise PayloadError(415, "the body is compressed; send it plain, without Content-Encoding")
 
 
-async def read_body(scope: Scope, receive: Receive, limits: Limits) -> bytes:
-    """The whole body. Raises TooLarge, PayloadError (408), ClientGone."""
+async def read_body(scope: Scope, receive: Receive, limits: Limits, grow: Callable[[int], None]) -> bytes:
+    """The whole body; `grow` hears its size as it comes. Raises TooLarge, PayloadError (408), ClientGone, QueueFull."""
     for name, value in scope["headers"]:
         if name == b"content-length" and value.isdigit() and int(value[:20]) > limits.max_body_bytes:
             _too_large(limits)
@@ -203,6 +236,7 @@ async def read_body(scope: Scope, receive: Receive, limits: Limits) -> bytes:
         size += len(chunk)
         if size > limits.max_body_bytes:
             _too_large(limits)
+        grow(size)
         if chunk:
             chunks.append(chunk)
         if not message.get("more_body", False):

@@ -31,6 +31,7 @@ class Limits:
 
     # The transport
     max_body_bytes: int = 32 * 2**20  # 413
+    max_large_bodies_bytes: int = 512 * 2**20  # of all bodies under way, what each has beyond large_body_bytes: 429
     max_header_bytes: int = 64 * 2**10  # request line and all headers: 431
     max_headers: int = 100  # 431
     header_timeout_seconds: float = 20.0  # from the first byte (or the connection) to the end of the headers

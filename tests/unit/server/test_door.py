@@ -2,9 +2,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
+import httpx
 import pytest
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
@@ -328,5 +329,36 @@ def test_before_the_model_is_there_only_probes_are_answered() -> None:
                 assert status == 503, path
                 assert headers[b"retry-after"]
                 assert json.loads(content)["error"]["code"] == "loading"
+
+    run(go())
+
+
+def test_large_bodies_under_way_are_bounded_together_and_small_ones_pass() -> None:
+    small = b'{"prompt": "hello", "max_tokens": 1}'
+    headers = {"content-type": "application/json"}
+
+    async def go() -> None:
+        limits = Limits(large_body_bytes=1000, max_large_bodies_bytes=2500)
+        async with site(ServerConfig(limits=limits)) as here:
+            began, end = asyncio.Semaphore(0), asyncio.Event()
+
+            async def slowly() -> AsyncIterator[bytes]:
+                yield b" " * 2000
+                began.release()  # the first piece was taken
+                await end.wait()
+                yield small
+
+            async def send(content: Any) -> httpx.Response:
+                return await here.client.post(COMPLETIONS, content=content, headers=headers)
+
+            held = [asyncio.create_task(send(slowly())) for _ in range(2)]
+            for _ in held:
+                await began.acquire()
+            large = b" " * 1800 + small
+            check_error(await send(large), 429)
+            assert (await send(small)).status_code == 200
+            end.set()
+            assert [(await each).status_code for each in held] == [200, 200]
+            assert (await send(large)).status_code == 200
 
     run(go())
