@@ -30,14 +30,15 @@ constexpr int kScoreRows = 2, kScoreTiles = 1, kValueRows = 1, kValueColumns = 2
 // --- how one type of cache is multiplied ---
 
 struct CacheF32 {
-  using Query = float;   // what q is rounded to
+  using Query = float;   // what q is held as
   using Chance = float;  // what the weights of the softmax are rounded to
   static constexpr int64_t kDims = 1, kTokens = 1;  // in one register of K, of V
+  static constexpr int kQueryParts = 1;             // q is the sum of so many rows of Query
   struct Register { F32 v; };
   OCTAVO_SIMD Register load_register(const uint8_t* p) { return {load(reinterpret_cast<const float*>(p))}; }
   OCTAVO_SIMD Register first_only(Register a) { return a; }
   OCTAVO_SIMD F32 dot(F32 sum, const float* x, Register a) { return fma(set1(x[0]), a.v, sum); }
-  OCTAVO_SIMD void round_query(F32 q, float* out) { store(out, q); }
+  OCTAVO_SIMD void split_query(F32 q, int64_t, float* out) { store(out, q); }
   OCTAVO_SIMD F32 round_chances(const F32* p, float* out) {
     for (int t = 0; t < kTilesPerStep; ++t) store(out + 16 * t, p[t]);
     return (p[0] + p[1]) + (p[2] + p[3]);
@@ -49,11 +50,17 @@ struct CacheBF16 {
   using Query = uint16_t;
   using Chance = uint16_t;
   static constexpr int64_t kDims = 2, kTokens = 2;
+  static constexpr int kQueryParts = 2;
   using Register = Pairs;
   OCTAVO_SIMD Register load_register(const uint8_t* p) { return load_pairs(p); }
   OCTAVO_SIMD Register first_only(Register a) { return zero_odd(a); }
   OCTAVO_SIMD F32 dot(F32 sum, const uint16_t* x, Register a) { return pair_dot(sum, set1_pair(x), a); }
-  OCTAVO_SIMD void round_query(F32 q, uint16_t* out) { store_bf16(out, q); }
+  // q as bf16 and what that leaves, as bf16 again: rounding q alone would move the scores of large keys by more than
+  // everything else that is rounded together.
+  OCTAVO_SIMD void split_query(F32 q, int64_t dim, uint16_t* out) {
+    store_bf16(out, q);
+    store_bf16(out + dim, q - load_bf16(out));
+  }
   // The sum is that of the rounded weights, so that they add up to one.
   OCTAVO_SIMD F32 round_chances(const F32* p, uint16_t* out) {
     for (int t = 0; t < kTilesPerStep; ++t) store_bf16(out + 16 * t, p[t]);
@@ -66,6 +73,7 @@ struct CacheBF16 {
   using Query = float;
   using Chance = float;
   static constexpr int64_t kDims = 2, kTokens = 2;
+  static constexpr int kQueryParts = 1;
   struct Register { F32 even, odd; };
   OCTAVO_SIMD Register load_register(const uint8_t* p) {
     const Pairs pairs = load_pairs(p);
@@ -75,7 +83,7 @@ struct CacheBF16 {
   OCTAVO_SIMD F32 dot(F32 sum, const float* x, Register a) {
     return fma(set1(x[1]), a.odd, fma(set1(x[0]), a.even, sum));
   }
-  OCTAVO_SIMD void round_query(F32 q, float* out) { store(out, q); }
+  OCTAVO_SIMD void split_query(F32 q, int64_t, float* out) { store(out, q); }
   OCTAVO_SIMD F32 round_chances(const F32* p, float* out) { return CacheF32::round_chances(p, out); }
 };
 #endif
@@ -83,7 +91,7 @@ struct CacheBF16 {
 // --- scratch of one thread ---
 
 struct AttendScratch {
-  uint8_t* queries;  // [rows][dim] of Query
+  uint8_t* queries;  // [rows][parts][dim] of Query
   uint8_t* chances;  // [rows][64] of Chance
   float* scores;     // [rows][64]
   float* factors;    // [rows] what the sums so far are multiplied by
@@ -155,7 +163,10 @@ OCTAVO_SIMD void score_block(const typename Cache::Query* q, int64_t dim, const 
     typename Cache::Register keys[T];
     for (int t = 0; t < T; ++t) keys[t] = Cache::load_register(tiles[t] + d / Cache::kDims * 64);
     for (int r = 0; r < R; ++r) {
-      for (int t = 0; t < T; ++t) sums[r][t] = Cache::dot(sums[r][t], q + r * dim + d, keys[t]);
+      for (int part = 0; part < Cache::kQueryParts; ++part) {
+        const typename Cache::Query* x = q + (r * Cache::kQueryParts + part) * dim + d;
+        for (int t = 0; t < T; ++t) sums[r][t] = Cache::dot(sums[r][t], x, keys[t]);
+      }
     }
   }
   for (int r = 0; r < R; ++r) {
@@ -178,7 +189,7 @@ static void score_rows(const typename Cache::Query* q, int64_t dim, const Attend
 template <class Cache, int R>
 static void score_all(const typename Cache::Query* q, int64_t dim, const AttendStep& step, int64_t rows,
                       float* scores) {
-  for (; rows >= R; rows -= R, q += R * dim, scores += R * kKeysPerStep) {
+  for (; rows >= R; rows -= R, q += R * Cache::kQueryParts * dim, scores += R * kKeysPerStep) {
     score_rows<Cache, R>(q, dim, step, scores);
   }
   if constexpr (R > 1) {
@@ -402,7 +413,7 @@ static void attend_typed(const AttendArgs& args, const AttendPiece& piece, const
     const int64_t head = piece.kv_head * heads + r % heads;
     const float* q = args.q + (piece.row + r / heads) * args.q_stride + head * args.kv.head_dim;
     for (int64_t d = 0; d < dim; d += 16) {
-      Cache::round_query(load_padded(q, d, args.kv.head_dim), queries + r * dim + d);
+      Cache::split_query(load_padded(q, d, args.kv.head_dim), dim, queries + r * Cache::kQueryParts * dim + d);
     }
   }
   const AttendState part = attend_state(scratch.part, rows, dim);

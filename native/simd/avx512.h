@@ -52,6 +52,11 @@ OCTAVO_SIMD void store_bf16(uint16_t* p, F32 a) {
   const __m256bh rounded = _mm512_cvtneps_pbh(a.v);
   __builtin_memcpy(p, &rounded, 32);
 }
+OCTAVO_SIMD F32 load_bf16(const uint16_t* p) {
+  __m256i halves;
+  __builtin_memcpy(&halves, p, 32);
+  return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16))};
+}
 OCTAVO_SIMD Pairs load_pairs(const void* p) { return {_mm512_loadu_si512(p)}; }
 OCTAVO_SIMD F32 even(Pairs a) { return {_mm512_castsi512_ps(_mm512_slli_epi32(a.v, 16))}; }
 OCTAVO_SIMD F32 odd(Pairs a) {
