@@ -5,7 +5,7 @@
 Runs in an environment with torch, transformers, tokenizers and gguf (not octavo's own). The file then holds, for each
 of 20 prompts, its token ids, 48 greedy tokens (EOS does not stop it) and at each step the gap between the two best
 logits: another implementation may differ from a token on only where that gap is below its tolerance. The perplexity
-is over the first 2 x 1,024 tokens of the text, as two windows that begin at position 0 each and predict their tokens
+is over the first 5 x 1,024 tokens of the text, as five windows that begin at position 0 each and predict their tokens
 1 .. 1,023; of the text only its hash and token count are kept.
 """
 
@@ -20,7 +20,7 @@ from typing import Any
 
 NUM_TOKENS = 48
 WINDOW_TOKENS = 1024
-NUM_WINDOWS = 2
+NUM_WINDOWS = 5
 SYSTEM = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
 
 
