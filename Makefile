@@ -33,7 +33,6 @@ $(VENV)/.installed-test: $(VENV)/.installed pyproject.toml
 	@touch $@
 
 serve: install
-	$(BIN)/octavo pull smollm2
 	$(BIN)/octavo serve $(MODEL) $(ARGS)
 
 test: $(VENV)/.installed-test

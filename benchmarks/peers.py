@@ -89,7 +89,7 @@ def main() -> int:
     parser.add_argument("--model", default=DEFAULT_MODEL)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--rows", default="", help="only rows whose name holds this")
+    parser.add_argument("--rows", default="", help="only rows whose name holds one of these, comma-separated")
     options = parser.parse_args()
     files = resolve(options.model, home=octavo_home())
     assert files.path is not None
@@ -100,7 +100,7 @@ def main() -> int:
     peer = LlamaCpp(options.llama_bin / "llama-batched-bench", files.path, options.threads)
     print(f"{'tokens/s, median (spread)':<42} {ours.name:>20} {peer.name:>20}  ratio (spread)")
     results = []
-    for row in (row for row in ROWS if options.rows in row.name):
+    for row in (row for row in ROWS if any(part in row.name for part in options.rows.split(","))):
         ours.rate(row)  # warm-up
         rates: dict[str, list[float]] = {ours.name: [], peer.name: []}
         reads = []

@@ -61,10 +61,17 @@ void wake_all(std::atomic<uint32_t>&) {
 
 ThreadPool::ThreadPool(int num_threads) : num_threads_(num_threads) {
   if (num_threads < 1) throw std::invalid_argument("a thread pool needs at least one thread");
-  for (int thread = 1; thread < num_threads; ++thread) threads_.emplace_back([this, thread] { work(thread); });
+  try {
+    for (int thread = 1; thread < num_threads; ++thread) threads_.emplace_back([this, thread] { work(thread); });
+  } catch (...) {  // the system gives no more threads: those that run must end before the vector goes
+    stop();
+    throw;
+  }
 }
 
-ThreadPool::~ThreadPool() {
+ThreadPool::~ThreadPool() { stop(); }
+
+void ThreadPool::stop() {
   stopping_ = true;
   advance(epoch_);
   for (std::thread& thread : threads_) thread.join();

@@ -13,7 +13,9 @@ namespace octavo {
 
 class ThreadPool {
  public:
-  explicit ThreadPool(int num_threads);  // the caller's thread is one of them; throws std::invalid_argument below 1
+  // The caller's thread is one of them. Throws std::invalid_argument below 1, std::system_error where the system gives
+  // no more threads.
+  explicit ThreadPool(int num_threads);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
@@ -35,6 +37,7 @@ class ThreadPool {
 
   void run_task(Task task, const void* context);
   void work(int thread);
+  void stop();
   void wait_until_not(std::atomic<uint32_t>& word, uint32_t value);
   void advance(std::atomic<uint32_t>& word);
 

@@ -123,7 +123,7 @@ def _whole(name: str, value: object, low: int, high: int) -> None:
     if not isinstance(value, int) or isinstance(value, bool):
         raise BadRequest(f"{name} must be a whole number", param=name)
     if not low <= value <= high:
-        raise BadRequest(f"{name} is {_short(value)}; it must be from {low} to {high}", param=name)
+        raise BadRequest(f"{name} is {short_number(value)}; it must be from {low} to {high}", param=name)
 
 
 def _real(name: str, value: object, low: float, high: float, *, open_low: bool = False) -> None:
@@ -132,7 +132,7 @@ def _real(name: str, value: object, low: float, high: float, *, open_low: bool =
     inside = (low < value if open_low else low <= value) and value <= high
     if not (inside and math.isfinite(value)):
         above = "above" if open_low else "from"
-        raise BadRequest(f"{name} is {_short(value)}; it must be {above} {low:g} to {high:g}", param=name)
+        raise BadRequest(f"{name} is {short_number(value)}; it must be {above} {low:g} to {high:g}", param=name)
 
 
 def _count(name: str, count: int, limit: int) -> None:
@@ -140,7 +140,7 @@ def _count(name: str, count: int, limit: int) -> None:
         raise BadRequest(f"{name} has {count} entries, the limit is {limit}; send fewer", param=name)
 
 
-def _short(value: float) -> str:
+def short_number(value: float) -> str:
     """A number as text, bounded: an integer of 10^5 digits must not be printed (nor converted)."""
     if isinstance(value, int) and abs(value) >= 2**70:
         return "a number of more than 21 digits"

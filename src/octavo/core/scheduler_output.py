@@ -79,4 +79,3 @@ class StepOutput:
     """For each position p run by the sequence with p + 1 inside the prompt: that of token p + 1."""
     failed: Mapping[SeqId, str] = field(default_factory=dict)
     """Sequences whose work broke (NaN logits): their token is meaningless, the others' are sound."""
-    duration_seconds: float = 0.0  # inside the executor

@@ -6,7 +6,6 @@ ConfigError. Batch invariance holds bit for bit: what is computed for a token de
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from typing import Literal
 
@@ -101,7 +100,6 @@ class CpuExecutor:
 
     def execute(self, plan: SchedulerOutput) -> StepOutput:
         """One step; see `core.protocols.Executor`."""
-        started = time.perf_counter()
         rows = self._rows
         rows.apply(plan)
         for added in plan.added:
@@ -131,9 +129,9 @@ class CpuExecutor:
         )
         if logits is not None:
             self.last_logits = {s: row for (s, _), row in zip(drawn, logits, strict=True)}
-        return self._output(drawn, asked, started)
+        return self._output(drawn, asked)
 
-    def _output(self, drawn: Sequence[tuple[SeqId, int]], asked: PromptQueries, started: float) -> StepOutput:
+    def _output(self, drawn: Sequence[tuple[SeqId, int]], asked: PromptQueries) -> StepOutput:
         """Reads what was drawn, and appends each row's first token to it."""
         rows, drawing = self._rows, self._drawing
         token_ids = drawing.token_ids
@@ -146,7 +144,7 @@ class CpuExecutor:
                 failed[seq_id] = FAILURES[status]
         prompts = prompt_logprobs(drawing, asked, len(drawn), len(token_ids), failed)
         logprobs = sampled_logprobs(drawing, [(rows.added[s], n) for s, n in drawn], token_ids)
-        return StepOutput(token_ids, logprobs, prompts, failed, time.perf_counter() - started)
+        return StepOutput(token_ids, logprobs, prompts, failed)
 
     def release_blocks(self, block_ids: Sequence[BlockId]) -> None:
         """Whole pages inside go back to the system."""

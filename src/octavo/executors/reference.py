@@ -13,7 +13,6 @@ Memory: a block is one array [2 (K, V), layers of a group, block_size, num_kv_he
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
 import numpy as np
@@ -80,7 +79,6 @@ class ReferenceExecutor:
 
     def execute(self, plan: SchedulerOutput) -> StepOutput:
         """One step; see `core.protocols.Executor`."""
-        started = time.perf_counter()
         self._rows.apply(plan)
         self._copy(plan.copies)
         batch = self._rows.batch(plan)
@@ -96,7 +94,6 @@ class ReferenceExecutor:
             logprobs=output.logprobs,
             prompt_logprobs=output.prompt_logprobs,
             failed=output.failed,
-            duration_seconds=time.perf_counter() - started,
         )
 
     def release_blocks(self, block_ids: Sequence[BlockId]) -> None:

@@ -55,8 +55,10 @@ def bind(host: str, port: int) -> socket.socket:
     """The listening address, taken before the model is loaded. Raises ConfigError."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    except OSError:
-        raise ConfigError(f"host {host} is no address of this machine; use 127.0.0.1 or 0.0.0.0", param="host")
+    except (OSError, UnicodeError):  # UnicodeError: a name that IDNA cannot encode
+        raise ConfigError(
+            f"host {ascii(host)[1:-1]} is no address of this machine; use 127.0.0.1 or 0.0.0.0", param="host"
+        )
     family, kind, protocol, _, address = found[0]
     sock = socket.socket(family, kind, protocol)
     try:
@@ -135,13 +137,14 @@ class _Serving:
         state, http = await asyncio.to_thread(_prepare_http, self._config)
         from rich.console import Console
 
-        from octavo.server.screen import LoadingBar, print_screen
+        from octavo.engine.progress import LoadingBar
+        from octavo.server.screen import print_screen
 
         console = Console(stderr=True, highlight=False)
         serving = asyncio.create_task(http.serve([self._socket]))
         stopping = asyncio.create_task(self._drain.wait())
         try:
-            with LoadingBar(console) as bar:
+            with LoadingBar() as bar:
                 report = bar.show
                 if not await self._load(state, self._starting, stopping, serving):
                     return EXIT_OK

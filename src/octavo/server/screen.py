@@ -1,14 +1,11 @@
-"""What a start shows people: a bar while the model loads, then one screen of what was decided.
+"""What a start shows people once the model is loaded: one screen of what was decided, on stderr.
 
-Refuses to print keys or prompts. Everything goes to stderr; a bar is drawn only on a terminal.
+Refuses to print keys or prompts.
 """
 
 from __future__ import annotations
 
-from types import TracebackType
-
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
 from octavo import __version__
@@ -16,29 +13,6 @@ from octavo.engine.info import EngineInfo
 from octavo.server.config import ServerConfig
 
 _UNITS = ("bytes", "KB", "MB", "GB", "TB")
-
-
-class LoadingBar:
-    """Shows the engine's stages; says nothing where stderr is no terminal."""
-
-    def __init__(self, console: Console) -> None:
-        columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-        self._progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
-        self._task: TaskID | None = None
-
-    def __enter__(self) -> LoadingBar:
-        self._progress.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._progress.stop()
-
-    def show(self, stage: str, fraction: float) -> None:
-        if self._task is None:
-            self._task = self._progress.add_task(stage, total=1.0)
-        self._progress.update(self._task, description=stage, completed=fraction)
 
 
 def print_screen(console: Console, info: EngineInfo, config: ServerConfig, port: int, ready_seconds: float) -> None:

@@ -255,8 +255,10 @@ def test_messages_name_the_value_asked_for_and_the_limit() -> None:
     async def go() -> None:
         async with site() as here:
             for fields, parts in (
-                ({"n": 129}, ("n", "128")),
-                ({"temperature": -1}, ("temperature", "0")),
+                ({"n": 129}, ("n is 129", "128")),
+                ({"n": HUGE}, ("n is a number of more than 21 digits", "128")),
+                ({"max_tokens": -5}, ("max_tokens is -5", "at least 1")),
+                ({"temperature": -1}, ("temperature", "-1", "0")),
                 ({"stop": ["x"] * 65}, ("stop", "64")),
                 ({"messages": [{"role": "user", "content": 5}]}, ("messages[0].content",)),
                 ({"messages": [{"role": "x", "content": "y"}]}, ("messages[0].role", "'user'")),

@@ -63,5 +63,11 @@ def test_a_taken_port_and_an_unknown_host_are_clear_errors() -> None:
         bind("no.such.host.invalid", 0)
 
 
+@pytest.mark.parametrize("host", ["a" * 70, "\udcff", "a..b"])
+def test_a_host_that_is_no_name_at_all_is_an_error_of_ours(host: str) -> None:
+    with pytest.raises(ConfigError, match="no address of this machine"):
+        bind(host, 0)
+
+
 def test_sizes_are_for_people() -> None:
     assert [size(n) for n in (0, 999, 98_362_432, 1_610_612_736)] == ["0 bytes", "999 bytes", "98.4 MB", "1.6 GB"]

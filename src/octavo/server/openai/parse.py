@@ -16,6 +16,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from octavo.errors import BadRequest
+from octavo.sampling_params import short_number
 from octavo.server.errors import PayloadError
 from octavo.server.json_body import parse_object
 from octavo.server.limits import Limits
@@ -86,8 +87,7 @@ def validate(schema: type[Schema], data: dict[str, Any], unknown: UnknownNames) 
     try:
         return schema.model_validate(present)
     except ValidationError as error:
-        # the input is left out: it may be huge, and it is the client's own
-        raise _bad_request(schema, error.errors(include_url=False, include_input=False)) from None
+        raise _bad_request(schema, error.errors(include_url=False)) from None
     except RecursionError:
         raise BadRequest("the body nests too deeply; flatten it") from None
 
@@ -123,14 +123,16 @@ def _path(loc: tuple[int | str, ...]) -> str:
 
 
 def _describe(finding: ErrorDetails) -> str:
-    kind, bounds = finding["type"], finding.get("ctx", {})
+    """Of the input only numbers are said again: a text may be huge, and it is the client's own."""
+    kind, bounds, given = finding["type"], finding.get("ctx", {}), finding["input"]
+    number = f"is {short_number(given)}; it " if isinstance(given, int | float) else ""
     match kind:
         case "greater_than_equal":
-            return f"must be at least {bounds['ge']}"
+            return f"{number}must be at least {bounds['ge']}"
         case "greater_than":
-            return f"must be above {bounds['gt']}"
+            return f"{number}must be above {bounds['gt']}"
         case "less_than_equal":
-            return f"must be at most {bounds['le']}"
+            return f"{number}must be at most {bounds['le']}"
         case "too_long":
             return f"has too many entries, the limit is {bounds['max_length']}; send fewer"
         case "too_short":
