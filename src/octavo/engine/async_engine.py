@@ -175,7 +175,7 @@ class AsyncEngine:
                 else:
                     self._dispatch(message)
         except (frames.FrameError, OSError) as error:
-            reason = str(error)
+            reason = reason or str(error)  # its last words tell more than how the channel ended
         except Exception as error:  # a fault of this module: the same as a lost engine, never a silent hang
             reason = f"{type(error).__name__} while reading from the engine"
         finally:

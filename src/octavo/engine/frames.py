@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import select
 import socket
+import time
 from typing import Final, TypeAlias, TypeVar
 
 import msgspec
@@ -275,13 +276,19 @@ class EngineChannel:
         del self._inbox[:offset]
         return messages
 
-    def drain(self, timeout_seconds: float) -> None:
-        """Writes what is queued, waiting at most so long: for last words before an exit."""
-        poller = select.poll()
-        poller.register(self._socket, select.POLLOUT)
-        self._flush()
-        while self._outbox and not self.is_closed and poller.poll(round(timeout_seconds * 1000)):
-            self._flush()
+    def say_goodbye(self, timeout_seconds: float) -> None:
+        """Writes what is queued and reads until the server closes its end, at most so long: before an exit.
+
+        A socket closed over unread bytes resets the connection, and the server would lose the last words to that.
+        """
+        deadline = time.monotonic() + timeout_seconds
+        while not self.is_closed and (left := deadline - time.monotonic()) > 0:
+            self.wait(left)
+            if not self._outbox:
+                with contextlib.suppress(OSError):
+                    self._socket.shutdown(socket.SHUT_WR)
+            self._fill()
+            self._inbox.clear()
 
     def _fill(self) -> None:
         taken = 0

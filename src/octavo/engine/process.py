@@ -50,7 +50,7 @@ def main(arguments: Sequence[str]) -> int:
     except Exception as error:
         traceback.print_exc()
         channel.try_send(frames.Fatal(f"{type(error).__name__} in the engine; the engine's stderr tells more"))
-        channel.drain(LAST_WORDS_SECONDS)
+        channel.say_goodbye(LAST_WORDS_SECONDS)
         return 1
 
 
@@ -60,7 +60,7 @@ def _run(channel: frames.EngineChannel) -> int:
         return 0
     engine = _build(channel, config)
     if engine is None:
-        channel.drain(LAST_WORDS_SECONDS)
+        channel.say_goodbye(LAST_WORDS_SECONDS)
         return 1
     channel.send(frames.Ready(engine.info))
     gc.collect()

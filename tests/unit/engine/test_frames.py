@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 import pickle
 import socket
+import threading
 
 import msgspec
 import pytest
@@ -154,7 +155,23 @@ def test_the_engines_end_never_blocks_on_a_server_that_does_not_read() -> None:
         ours.close()
         channel.send(frames.Fatal("to nobody"))
         assert channel.is_closed
-        channel.drain(0.0)
+        channel.say_goodbye(0.0)
+
+
+def test_last_words_are_heard_though_the_engine_left_requests_unread() -> None:
+    """A close over unread bytes resets the connection: the reset once came instead of the words."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.sendall(b"a request nobody read")
+        channel = frames.EngineChannel(theirs)
+        channel.send(frames.Fatal("the kernel broke"))
+        server = threading.Thread(target=lambda: (heard.append(ours.makefile("rb").read()), ours.close()))
+        heard: list[object] = []
+        server.start()
+        channel.say_goodbye(10.0)
+        theirs.close()
+        server.join()
+    assert heard == [frames.encode(frames.Fatal("the kernel broke"))]
 
 
 def test_the_servers_end_tells_a_clean_end_from_a_torn_frame() -> None:
