@@ -60,7 +60,9 @@ def serve(mode: str, sock: socket.socket, channel: frames.EngineChannel) -> None
         ),
         "flood": lambda request: flood(channel, request),
         "hang": lambda request: None,
+        "one behind": lambda request: one_behind(channel, begun, request),
     }
+    begun: list[EngineRequest] = []
     while not channel.is_closed:
         for message in wait_for(channel):
             if isinstance(message, frames.Abort):
@@ -87,6 +89,13 @@ def flood(channel: frames.EngineChannel, request: EngineRequest) -> None:
         hello(channel, request)
     while channel.is_congested:
         channel.wait(1.0)
+
+
+def one_behind(channel: frames.EngineChannel, begun: list[EngineRequest], request: EngineRequest) -> None:
+    """The first half of this request's answer, after the second half of the one before it."""
+    ended = [SequenceDelta(each.request_id, 0, "lo", (2,), finish_reason="stop") for each in begun]
+    channel.send(frames.StepDone((*ended, SequenceDelta(request.request_id, 0, "hel", (1,)))))
+    begun[:] = [request]
 
 
 def wait_for(channel: frames.EngineChannel) -> list[frames.ToEngine]:

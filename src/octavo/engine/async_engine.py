@@ -133,8 +133,10 @@ class AsyncEngine:
         try:
             self._send(frame)
             while True:
-                yield await mailbox.take()
-                if mailbox.is_finished:
+                deltas = await mailbox.take()
+                is_last = mailbox.is_finished  # asked now: what comes while the reader holds these is not read yet
+                yield deltas
+                if is_last:
                     return
         finally:
             del self._mailboxes[request.request_id]

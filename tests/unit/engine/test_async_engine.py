@@ -134,6 +134,18 @@ def test_closing_or_cancelling_an_iterator_aborts_its_request_and_a_finished_one
     with_engine("hang", scenario)
 
 
+def test_an_answer_that_ends_while_its_reader_is_busy_is_read_to_the_end() -> None:
+    async def scenario(engine: AsyncEngine) -> None:
+        first, second = engine.generate(request()), engine.generate(request())
+        assert [delta.text for delta in await anext(first)] == ["hel"]
+        assert [delta.text for delta in await anext(second)] == ["hel"]  # with it came the end of the first
+        rest = [delta async for deltas in first for delta in deltas]
+        assert [(delta.text, delta.finish_reason) for delta in rest] == [("lo", "stop")]
+        await second.aclose()
+
+    with_engine("one behind", scenario)
+
+
 def test_a_slow_reader_is_dropped_and_others_are_unharmed() -> None:
     async def scenario(engine: AsyncEngine) -> None:
         slow = engine.generate(request(client_id="slow"))
