@@ -7,6 +7,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <optional>
 #include <string>
 #include <tuple>
@@ -181,12 +182,11 @@ void init_draw_parameters(DrawParameters* self, double temperature, double top_p
   p->num_top = num_top;
 }
 
-// The best tokens reported for one row or prompt query.
+// The best tokens reported for one row or prompt query: `num_top`, or as many as the vocabulary has.
 std::vector<std::pair<int32_t, float>> top_of(const Drawing& drawing, int64_t item, int64_t num_top) {
-  require(item >= 0 && item < static_cast<int64_t>(drawing.statuses().size()) && num_top <= drawing.max_top(),
-          "no such item");
+  require(item >= 0 && item < static_cast<int64_t>(drawing.statuses().size()), "no such item");
   std::vector<std::pair<int32_t, float>> top;
-  for (int64_t i = 0; i < num_top; ++i) {
+  for (int64_t i = 0; i < std::min(num_top, drawing.max_top()); ++i) {
     const size_t at = static_cast<size_t>(item * drawing.max_top() + i);
     if (drawing.top_ids()[at] >= 0) top.emplace_back(drawing.top_ids()[at], drawing.top_logprobs()[at]);
   }

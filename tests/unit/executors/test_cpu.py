@@ -306,6 +306,15 @@ def test_prompt_logprobs_are_those_of_the_reference() -> None:
         assert [v for _, v in found.top] == pytest.approx([v for _, v in expected.top], abs=F32_TOLERANCE)
 
 
+def test_alternatives_beyond_a_small_vocabulary_are_all_of_it() -> None:
+    program, arrays = tiny_llama(vocab_size=7)
+    driver = Driver(make(program, dict_source(arrays)), block_size=16, num_blocks=NUM_BLOCKS)
+    row = driver.add([1, 2, 3], SamplingParams(logprobs=20))
+    output = driver.step({row: 3}, prompt_logprobs={row: 20})
+    for entry in (output.logprobs[0], *output.prompt_logprobs[row]):
+        assert sorted(token_id for token_id, _ in entry.top) == list(range(7))
+
+
 def test_nan_fails_its_row_and_no_other() -> None:
     program, arrays = tiny_llama(gain=2.0)
     arrays["embed.weight"] = arrays["embed.weight"].copy()
