@@ -49,7 +49,7 @@ test-sanitize: $(VENV)/.installed-test
 # In an environment of its own: torch and transformers are the oracles, and nothing of octavo may need them.
 test-parity: $(VENV)-parity/.installed
 	$(BIN)/octavo pull smollm2
-	$(VENV)-parity/bin/python -m pytest -m parity $(ARGS)
+	$(VENV)-parity/bin/python -m pytest -m parity tests/parity $(ARGS)
 
 $(VENV)-parity/.installed: $(VENV)/.installed pyproject.toml
 	$(PYTHON) -m venv $(VENV)-parity
