@@ -40,6 +40,13 @@ def test_version_is_the_packages() -> None:
     assert run("--version").stdout == f"octavo {octavo.__version__}\n"
 
 
+def test_the_program_alone_prints_its_help_line_by_line_and_exit_code_2() -> None:
+    alone, helped = run(), run("--help")
+    assert alone.exit_code == 2
+    assert alone.stdout == ""
+    assert alone.stderr == helped.stdout
+
+
 def test_every_command_loads_and_explains_itself() -> None:
     for name in COMMANDS:
         result = run(name, "--help")
