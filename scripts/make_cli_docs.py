@@ -24,8 +24,11 @@ Made from the commands by `make docs`; change the command, not this page.
 Face folder, or a hub id `owner/name[:file]`. `OCTAVO_HOME` moves the folder where models are kept (`~/.cache/octavo`),
 `OCTAVO_ISA` forces an instruction set, `OCTAVO_API_KEY` is the key clients of `octavo serve` must send.
 
-A mistake is one line on stderr, `octavo: error: ...`. Exit codes: 0 done, 1 the work could not be done, 2 the command
-line is wrong, 130 interrupted. Completion for bash: `eval "$(_OCTAVO_COMPLETE=bash_source octavo)"`.
+A mistake is one line on stderr, `octavo: error: ...`. Exit codes: 0 done, 1 the work could not be done or a value is
+refused, 2 the command line cannot be read, 3 the engine of `octavo serve` died, 130 interrupted. `octavo serve` ends
+with 0 when a first Ctrl-C or SIGTERM stops it, with 130 when a second one does.
+
+Completion for bash: `eval "$(_OCTAVO_COMPLETE=bash_source octavo)"`.
 """
 
 
@@ -46,13 +49,17 @@ def _commands() -> Iterator[str]:
 
 
 def _options(command: click.Command, context: click.Context) -> Iterator[str]:
-    yield "| option | what it does |\n|---|---|"
+    rows = list(_rows(command, context))
+    if rows:
+        yield "\n".join(["| option | what it does |", "|---|---|", *rows]) + "\n"
+
+
+def _rows(command: click.Command, context: click.Context) -> Iterator[str]:
     for parameter in command.get_params(context):
         record = parameter.get_help_record(context)
         if record is not None and isinstance(parameter, click.Option) and "--help" not in parameter.opts:
             flags, words = (part.replace("|", "\\|").replace("  [", " [") for part in record)
             yield f"| `{flags}` | {words} |"
-    yield ""
 
 
 def _paragraphs(text: str) -> str:
