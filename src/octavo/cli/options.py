@@ -111,7 +111,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("disable-log-stats", "nobody", "switch", "Does nothing here; taken so that vLLM's command lines work."),
 )
 
-# What `chat`, `run`, `blocks` and `bench` share: the engine in this process, one user.
+# What `chat`, `run` and `bench` share: the engine in this process, one user.
 LOCAL_OPTIONS = (
     "max-model-len",
     "block-size",
