@@ -21,7 +21,7 @@ from octavo.engine import frames
 from octavo.engine.engine_request import EngineRequest
 from octavo.engine.info import EngineInfo, EngineStats
 from octavo.engine.mailbox import MAX_UNREAD_BYTES, Mailbox
-from octavo.errors import BadRequest, EngineDead, OctavoError, QueueFull
+from octavo.errors import BadRequest, EngineDead, QueueFull
 from octavo.outputs import SequenceDelta
 
 ENGINE_COMMAND = (sys.executable, "-P", "-m", "octavo.engine.process")  # -P: the working folder's files are not ours
@@ -115,9 +115,8 @@ class AsyncEngine:
 
     def is_healthy(self) -> bool:
         """The process lives and its step loop was heard lately. Load does not matter."""
-        alive = not self.died.is_set() and not self._is_stopping
         limit = max(self._heartbeat_limit_seconds, SLOW_STEP_FACTOR * self._longest_step_seconds)
-        return alive and self.heartbeat_age_seconds() < limit
+        return self._is_running and self.heartbeat_age_seconds() < limit
 
     async def generate(self, request: EngineRequest) -> AsyncGenerator[list[SequenceDelta], None]:
         """Yields deltas as they come, at most one a sample each time; ends after each sample's finish_reason.
@@ -127,11 +126,10 @@ class AsyncEngine:
         """
         if request.request_id in self._mailboxes:
             raise BadRequest(f"request id {request.request_id!r} is in use; ids inside the engine are unique")
-        frame = frames.encode(frames.Add(request))
+        self._send_request(frames.encode(frames.Add(request)))
         mailbox = Mailbox(request.sampling.n, self._max_unread_bytes)
         self._mailboxes[request.request_id] = mailbox
         try:
-            self._send(frame)
             while True:
                 deltas = await mailbox.take()
                 is_last = mailbox.is_finished  # asked now: what comes while the reader holds these is not read yet
@@ -155,16 +153,20 @@ class AsyncEngine:
         await self._process.end(timeout_seconds=timeout_seconds)
         await asyncio.wait([self._reading])
 
-    def _send(self, frame: bytes) -> None:
-        if self._is_stopping or self.died.is_set():
+    @property
+    def _is_running(self) -> bool:
+        return not (self._is_stopping or self.died.is_set())
+
+    def _send_request(self, frame: bytes) -> None:
+        if not self._is_running:
             raise EngineDead(self.failure or "the engine process is not running; restart the server")
         if self._process.sender.num_unsent_bytes > MAX_UNSENT_BYTES:
             raise QueueFull("the engine takes no more requests for the moment; try again later")
         self._process.sender.send(frame)
 
     def _abort_quietly(self, request_id: str) -> None:
-        with contextlib.suppress(OctavoError):  # a dead engine has nothing to abort
-            self._send(frames.encode(frames.Abort(request_id)))
+        if self._is_running:  # else there is nothing to abort; however much waits to be sent, this too must be
+            self._process.sender.send(frames.encode(frames.Abort(request_id)))
 
     async def _read(self) -> None:
         """Until the channel ends: the life of the engine as seen from here."""

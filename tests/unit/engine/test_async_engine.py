@@ -14,7 +14,7 @@ import pytest
 from octavo.config import EngineConfig
 from octavo.engine.async_engine import AsyncEngine
 from octavo.engine.engine_request import EngineRequest, new_request_id
-from octavo.errors import BadRequest, ConfigError, EngineDead, RequestError
+from octavo.errors import BadRequest, ConfigError, EngineDead, QueueFull, RequestError
 from octavo.outputs import SequenceDelta
 from octavo.sampling_params import SamplingParams
 
@@ -130,6 +130,22 @@ def test_closing_or_cancelling_an_iterator_aborts_its_request_and_a_finished_one
         await until_aborted(engine, 1)
         assert engine.num_requests == 0
         engine.abort("unknown")
+
+    with_engine("hang", scenario)
+
+
+def test_an_abort_leaves_also_when_the_engine_takes_no_more_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(engine: AsyncEngine) -> None:
+        task = asyncio.create_task(read_all(engine, request()))
+        while engine.num_requests == 0:
+            await asyncio.sleep(0)
+        monkeypatch.setattr("octavo.engine.async_engine.MAX_UNSENT_BYTES", -1)
+        with pytest.raises(QueueFull):
+            await read_all(engine, request())
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await until_aborted(engine, 1)
 
     with_engine("hang", scenario)
 
