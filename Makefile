@@ -1,7 +1,7 @@
 # Everything builds into .venv; a second run does only what changed.
 #
 #   make serve       build, fetch the default model, serve it on 127.0.0.1:8000
-#   make test        build and run the whole test suite (minutes)
+#   make test        build and run the test suite (minutes)
 #
 #   install  test-long  test-sanitize  lint  typecheck  bench  dist  docs  clean
 #

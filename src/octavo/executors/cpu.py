@@ -168,5 +168,7 @@ def _check_isa(isa: str | None) -> str:
     if isa is None:
         return available[0]
     if isa not in available:
-        raise ConfigError(f"OCTAVO_ISA is {isa!r}; this build and processor have {', '.join(available)}", param="isa")
+        raise ConfigError(
+            f"isa (OCTAVO_ISA, --isa) is {isa!r}; this build and processor have {', '.join(available)}", param="isa"
+        )
     return isa

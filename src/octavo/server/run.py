@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import resource
 import signal
 import socket
@@ -70,6 +71,10 @@ def bind(host: str, port: int) -> socket.socket:
         sock.setblocking(False)
     except OSError as error:
         sock.close()
+        if error.errno == errno.EADDRNOTAVAIL:
+            raise ConfigError(
+                f"host {host} is no address of this machine; use 127.0.0.1 or 0.0.0.0", param="host"
+            ) from None
         raise ConfigError(
             f"cannot listen on port {port} of {host}: {(error.strerror or 'refused').lower()}; choose another --port",
             param="port",

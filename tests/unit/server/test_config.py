@@ -63,7 +63,7 @@ def test_a_taken_port_and_an_unknown_host_are_clear_errors() -> None:
         bind("no.such.host.invalid", 0)
 
 
-@pytest.mark.parametrize("host", ["a" * 70, "\udcff", "a..b"])
+@pytest.mark.parametrize("host", ["a" * 70, "\udcff", "a..b", "192.0.2.1"])
 def test_a_host_that_is_no_name_at_all_is_an_error_of_ours(host: str) -> None:
     with pytest.raises(ConfigError, match="no address of this machine"):
         bind(host, 0)
