@@ -229,6 +229,7 @@ void run(Runner& runner, Drawing& drawing, const Ints& row_ids, const Ints& toke
   const StepArrays step =
       step_arrays(row_ids, token_ids, positions, slot_mapping, query_start_loc, seq_lens, block_tables);
   const auto ints = [](const Ints& a) { return std::vector<int32_t>(a.data(), a.data() + a.size()); };
+  require(drawing.serves(runner.vocab_size(), runner.num_threads()), "the drawing was made for another runner");
   require(draw_rows.size() == logits_rows.size(), "draw_rows: an entry a row of logits");
   require(extent(prompt_queries, 1) == 3, "prompt_queries: [n, 3], token of the step, next token, alternatives");
   require(extent(row_tokens, 0) == extent(row_num_tokens, 0), "row_num_tokens: an entry a row");

@@ -48,6 +48,11 @@ class Drawing : public HeadConsumer {
   Drawing(const Drawing&) = delete;
   Drawing& operator=(const Drawing&) = delete;
 
+  // Whether logits of so many tokens may be taken on so many threads.
+  bool serves(int64_t vocab_size, int num_threads) const {
+    return vocab_size == vocab_size_ && scratch_bytes_ * static_cast<size_t>(num_threads) <= mapped_bytes_;
+  }
+
   // Throws std::invalid_argument for a row that is not there or an id outside the vocabulary.
   void set_row(int64_t row, DrawParameters parameters);
 

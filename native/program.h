@@ -101,6 +101,7 @@ class Program {
   const std::vector<Stage>& stages() const { return stages_; }
   const std::vector<RopeTable>& ropes() const { return ropes_; }
   const std::vector<AttendKind>& attend_kinds() const { return attend_kinds_; }
+  const std::vector<LayerPlace>& layers() const { return layers_; }
   const LayerPlace& layer(int index) const { return layers_[static_cast<size_t>(index)]; }
   int64_t num_kv_heads() const { return num_kv_heads_; }
   int64_t head_dim() const { return head_dim_; }

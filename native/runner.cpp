@@ -34,13 +34,25 @@ Grid choose_grid(int64_t num_panels, int64_t num_rows, int num_threads) {
   return best;
 }
 
+void require(bool holds, const char* what) {
+  if (!holds) throw std::invalid_argument(what);
+}
+
 int64_t heads_per_kv_head(const Program& program, int64_t num_heads) { return num_heads / program.num_kv_heads(); }
 
 }  // namespace
 
 Runner::Runner(const Program& program, Arena& arena, ThreadPool& pool, int64_t max_model_len)
-    : program_(program), kernels_(program.kernels()), arena_(arena), pool_(pool), num_token_ids_(0) {
-  const int64_t dim = arena.layer(0).dim;
+    : program_(program), kernels_(program.kernels()), arena_(arena), pool_(pool), num_token_ids_(0),
+      max_model_len_(max_model_len) {
+  const KVLayer kv = arena.layer(0);
+  const int64_t dim = kv.dim;
+  require(kv.num_kv_heads == program.num_kv_heads() && kv.head_dim == program.head_dim(),
+          "the arena was made for other heads");
+  for (const LayerPlace& place : program.layers()) {
+    require(place.group >= 0 && place.index >= 0 && place.index < arena.num_layers(), "the arena lacks a layer");
+    num_groups_ = std::max(num_groups_, static_cast<size_t>(place.group) + 1);
+  }
   int64_t max_rows = 1;
   for (const AttendKind& kind : program.attend_kinds()) {
     max_rows = std::max({max_rows, kRowsPerUnit, heads_per_kv_head(program, kind.num_heads)});
@@ -73,9 +85,8 @@ Runner::~Runner() {
 }
 
 void Runner::check(const StepArrays& step, const std::vector<int32_t>& wanted) const {
-  const auto require = [](bool holds, const char* what) {
-    if (!holds) throw std::invalid_argument(what);
-  };
+  require(step.slots.size() == num_groups_ && step.block_tables.size() == num_groups_,
+          "slots and block tables: one a KV group");
   require(step.num_tokens > 0 && step.num_tokens <= program_.max_tokens(), "a step's tokens exceed the limit");
   require(step.query_start[0] == 0 && step.query_start[step.num_seqs] == step.num_tokens,
           "query ranges do not cover the step");
@@ -92,6 +103,7 @@ void Runner::check(const StepArrays& step, const std::vector<int32_t>& wanted) c
     const int64_t queries = step.query_start[s + 1] - step.query_start[s];
     require(queries >= 1 && step.seq_lens[s] >= queries, "a sequence is shorter than its queries");
     require(step.row_ids[s] >= 0 && step.row_ids[s] < step.table_rows, "no such row");
+    require(step.seq_lens[s] <= max_model_len_, "a sequence is longer than max_model_len");
     require((step.seq_lens[s] - 1) / arena_.block_size() < step.table_stride, "a sequence exceeds its block table");
   }
   for (const AttendKind& kind : program_.attend_kinds()) {

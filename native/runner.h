@@ -40,12 +40,14 @@ class HeadConsumer {
 
 class Runner {
  public:
-  // The arena, the pool and the program must outlive the runner. `max_parts`: parts of the longest sequence.
+  // The arena, the pool and the program must outlive the runner. Throws std::invalid_argument where the arena was made
+  // for other heads or fewer layers than the program's.
   Runner(const Program& program, Arena& arena, ThreadPool& pool, int64_t max_model_len);
   ~Runner();
   Runner(const Runner&) = delete;
   Runner& operator=(const Runner&) = delete;
 
+  int num_threads() const { return pool_.size(); }
   int64_t vocab_size() const { return program_.width(program_.output()); }
 
   // `wanted`: tokens of the step whose logits are wanted. Throws std::invalid_argument for arrays that point outside
@@ -72,6 +74,8 @@ class Runner {
   Arena& arena_;
   ThreadPool& pool_;
   int64_t num_token_ids_;  // rows of the embedding
+  int64_t max_model_len_;
+  size_t num_groups_ = 0;
   uint8_t* workspace_ = nullptr;
   uint8_t* rounded_ = nullptr;
   uint8_t* scratch_ = nullptr;  // one piece a thread

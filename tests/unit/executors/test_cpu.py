@@ -202,7 +202,7 @@ def test_the_forced_isa_is_the_one_that_runs() -> None:
     for isa in ISAS:
         assert make(program, source, isa=isa).info.isa == isa
     assert make(program, source).info.isa == ISAS[0]
-    with pytest.raises(ConfigError, match=r"OCTAVO_ISA is 'sse9'.*plain"):
+    with pytest.raises(ConfigError, match=r"'sse9'.*plain"):
         make(program, source, isa="sse9")
 
 
@@ -382,12 +382,43 @@ def test_a_block_read_and_written_elsewhere_serves_as_well() -> None:
     assert driver.tokens[b][20:] == expected.token_ids
 
 
+def an_arrays_step(executor: CpuExecutor) -> dict[str, Any]:
+    """The native call for one token of row 0, in block 0."""
+    ints = lambda *values: np.array(values, np.int32)  # noqa: E731
+    tables = [np.zeros((1, 64), np.int32)]
+    names: dict[str, Any] = {"row_ids": ints(0), "token_ids": ints(1), "positions": ints(0), "seq_lens": ints(1)}
+    names |= {"query_start_loc": ints(0, 1), "slot_mapping": [np.zeros(1, np.int64)], "block_tables": tables}
+    names |= {"logits_rows": ints(0), "draw_rows": ints(0), "num_samples": ints(1), "logits": None}
+    names |= {"prompt_queries": np.zeros((0, 3), np.int32), "row_tokens": tables[0], "row_num_tokens": ints(1)}
+    return names | {"drawing": executor._drawing}
+
+
+def test_parts_made_for_another_model_are_refused() -> None:
+    program, source = quantised()
+    executor = make(program, source, num_threads=2)
+    for vocab_size, num_threads in ((98, 2), (97, 1)):
+        step = an_arrays_step(executor)
+        step["drawing"] = _native.Drawing(ISAS[0], vocab_size, 4, num_threads)
+        with pytest.raises(ValueError, match="another runner"):
+            executor._runner.run(**step)
+    for layers, heads, head_dim, words in ((2, 1, 16, "heads"), (2, 2, 32, "heads"), (1, 2, 16, "lacks a layer")):
+        arena = _native.Arena(8, 16, layers, heads, head_dim, "bfloat16")
+        with pytest.raises(ValueError, match=words):
+            _native.Runner(executor._lowered.native, arena, executor._pool, 512)
+
+
 def test_arrays_that_point_outside_are_refused_before_anything_runs() -> None:
     program, source = quantised()
     driver = Driver(make(program, source), block_size=16, num_blocks=NUM_BLOCKS)
     bad = driver.add([1, 97])
     with pytest.raises(ValueError, match="outside the vocabulary"):
         driver.step({bad: 2})
+    for names, words in ((("slot_mapping", "block_tables"), "one a KV group"), (("seq_lens",), "max_model_len")):
+        step = an_arrays_step(driver.executor)
+        for name in names:
+            step[name] = [] if isinstance(step[name], list) else np.full(1, 513, np.int32)
+        with pytest.raises(ValueError, match=words):
+            driver.executor._runner.run(**step)
     worse = driver.add(list(range(20)), tables=[[BlockId(NUM_BLOCKS)]], num_computed_tokens=16)
     with pytest.raises(ValueError, match="block that does not exist"):
         driver.step({worse: 4})
