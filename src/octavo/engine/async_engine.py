@@ -239,14 +239,17 @@ class _Process:
         try:
             with theirs:
                 process = await asyncio.create_subprocess_exec(
-                    *command, str(theirs.fileno()), pass_fds=(theirs.fileno(),), stdin=asyncio.subprocess.DEVNULL
+                    *command,
+                    str(theirs.fileno()),
+                    pass_fds=(theirs.fileno(),),
+                    stdin=asyncio.subprocess.DEVNULL,
+                    start_new_session=True,  # a terminal's Ctrl-C is the server's to hear, also while this one imports
                 )
-            sender = frames.FrameSender(ours.dup())
             reader, transport = await asyncio.open_unix_connection(sock=ours)
         except BaseException:
             ours.close()
             raise
-        return cls(process, reader, transport, sender)
+        return cls(process, reader, transport, frames.FrameSender(ours.dup()))
 
     def signal(self, number: signal.Signals) -> None:
         """Nothing when it has ended already."""

@@ -92,6 +92,15 @@ def test_an_engine_that_breaks_ends_every_iterator_and_itself(mode: str) -> None
     with_engine(mode, scenario)
 
 
+def test_a_terminals_signals_are_the_servers_to_hear() -> None:
+    """The engine once printed a KeyboardInterrupt's traceback when Ctrl-C came while it was importing."""
+
+    async def scenario(engine: AsyncEngine) -> None:
+        assert os.getsid(engine.pid) != os.getsid(0)
+
+    with_engine("good", scenario)
+
+
 def test_kill_9_ends_waiting_iterators() -> None:
     async def scenario(engine: AsyncEngine) -> None:
         waiting = [asyncio.create_task(read_all(engine, request())) for _ in range(5)]
