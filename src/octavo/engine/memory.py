@@ -31,14 +31,15 @@ def _cgroup_available(root: Path) -> list[int]:
     for line in _read(root / "proc/self/cgroup").splitlines():
         number, controllers, path = line.split(":", 2)
         if number == "0" and not controllers:
-            base, limit, usage, cache = root / "sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"
+            base, cache = root / "sys/fs/cgroup", "inactive_file"
+            limits, usage = ("memory.max", "memory.high"), "memory.current"  # above high a group is throttled
         elif "memory" in controllers.split(","):
             base, cache = root / "sys/fs/cgroup/memory", "total_inactive_file"
-            limit, usage = "memory.limit_in_bytes", "memory.usage_in_bytes"
+            limits, usage = ("memory.limit_in_bytes",), "memory.usage_in_bytes"
         else:
             continue
         for group in _upwards(base, path):
-            room = _group_available(group, limit, usage, cache)
+            room = _group_available(group, limits, usage, cache)
             if room is not None:
                 remaining.append(room)
     return remaining
@@ -50,9 +51,10 @@ def _upwards(base: Path, path: str) -> list[Path]:
     return [base.joinpath(*parts[:count]) for count in range(len(parts), -1, -1)]
 
 
-def _group_available(group: Path, limit_name: str, usage_name: str, cache_name: str) -> int | None:
-    limit, usage = _read_int(group / limit_name), _read_int(group / usage_name)
-    if limit is None or usage is None or limit >= _UNLIMITED_V1:
+def _group_available(group: Path, limit_names: tuple[str, ...], usage_name: str, cache_name: str) -> int | None:
+    limits = [limit for name in limit_names if (limit := _read_int(group / name)) is not None]
+    limit, usage = min(limits, default=_UNLIMITED_V1), _read_int(group / usage_name)
+    if usage is None or limit >= _UNLIMITED_V1:
         return None
     cache = 0
     for line in _read(group / "memory.stat").splitlines():

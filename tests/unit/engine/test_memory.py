@@ -36,6 +36,17 @@ def test_version_2_counts_the_least_of_all_groups_above(tmp_path: Path) -> None:
     assert available_bytes(tree(tmp_path, files)) == 2 * GIB
 
 
+def test_version_2_counts_the_mark_above_which_a_group_is_throttled(tmp_path: Path) -> None:
+    files = {
+        "proc/meminfo": meminfo(8 * GIB),
+        "proc/self/cgroup": "0::/a\n",
+        "sys/fs/cgroup/a/memory.max": f"{6 * GIB}\n",
+        "sys/fs/cgroup/a/memory.high": f"{3 * GIB}\n",
+        "sys/fs/cgroup/a/memory.current": f"{GIB}\n",
+    }
+    assert available_bytes(tree(tmp_path, files)) == 2 * GIB
+
+
 def test_version_1_knows_its_way_to_say_no_limit(tmp_path: Path) -> None:
     files = {
         "proc/meminfo": meminfo(8 * GIB),
