@@ -32,10 +32,10 @@ def _cgroup_available(root: Path) -> list[int]:
         number, controllers, path = line.split(":", 2)
         if number == "0" and not controllers:
             base, cache = root / "sys/fs/cgroup", "inactive_file"
-            limits, usage = ("memory.max", "memory.high"), "memory.current"  # above high a group is throttled
+            limits, usage = ["memory.max", "memory.high"], "memory.current"  # above high a group is throttled
         elif "memory" in controllers.split(","):
             base, cache = root / "sys/fs/cgroup/memory", "total_inactive_file"
-            limits, usage = ("memory.limit_in_bytes",), "memory.usage_in_bytes"
+            limits, usage = ["memory.limit_in_bytes"], "memory.usage_in_bytes"
         else:
             continue
         for group in _upwards(base, path):
@@ -51,7 +51,7 @@ def _upwards(base: Path, path: str) -> list[Path]:
     return [base.joinpath(*parts[:count]) for count in range(len(parts), -1, -1)]
 
 
-def _group_available(group: Path, limit_names: tuple[str, ...], usage_name: str, cache_name: str) -> int | None:
+def _group_available(group: Path, limit_names: list[str], usage_name: str, cache_name: str) -> int | None:
     limits = [limit for name in limit_names if (limit := _read_int(group / name)) is not None]
     limit, usage = min(limits, default=_UNLIMITED_V1), _read_int(group / usage_name)
     if usage is None or limit >= _UNLIMITED_V1:
