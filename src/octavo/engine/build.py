@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from octavo.config import EngineConfig, ExecutorName, KVDtype, octavo_home
+from octavo.config import Dtype, EngineConfig, ExecutorName, KVDtype, octavo_home
 from octavo.core.scheduler import Scheduler, SchedulerConfig
 from octavo.engine.engine import Engine
 from octavo.engine.fake_model import fake_next_token
@@ -188,7 +188,7 @@ def _model_parts(
         config,
         context_length=model.context_length,
         kv_bytes_per_block=program.kv_bytes_per_block(config.block_size, _KV_ELEMENT_BYTES[kv_dtype]),
-        available_bytes=max(0, available_bytes() - _weight_bytes(model, executor_name)),
+        available_bytes=max(0, available_bytes() - _weight_bytes(model, executor_name, config.dtype)),
         num_groups=len(program.kv_groups),
     )
     return _Parts(
@@ -261,12 +261,15 @@ def _kv_dtype(config: EngineConfig, executor_name: ExecutorName) -> KVDtype:
     return "bfloat16" if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
 
 
-def _weight_bytes(model: LoadedModel, executor_name: ExecutorName) -> int:
+def _weight_bytes(model: LoadedModel, executor_name: ExecutorName, dtype: Dtype) -> int:
     """About what the weights will take once packed: known before they are, so that KV leaves room for them."""
-    tensors = [model.source.info(name) for name in model.program.parameters]
-    if executor_name == "reference":
-        return sum(4 * math.prod(tensor.shape) for tensor in tensors)
-    return sum(tensor.num_bytes for tensor in tensors)
+    widened = {"F16", "BF16"} if dtype == "float32" else set()
+    return sum(
+        4 * math.prod(tensor.shape)
+        if executor_name == "reference" or tensor.tensor_type in widened
+        else tensor.num_bytes
+        for tensor in map(model.source.info, model.program.parameters)
+    )
 
 
 def _silent(stage: str, fraction: float) -> None:

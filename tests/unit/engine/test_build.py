@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from octavo.config import EngineConfig
@@ -14,6 +15,9 @@ from octavo.engine.engine_request import EngineRequest
 from octavo.errors import ConfigError, ModelFileError
 from octavo.loading.load_model import FAKE_CONTEXT_LENGTH
 from octavo.sampling_params import SamplingParams
+from support.gguf_maker import tiny_tokens
+from support.hf_folder import llama_tensors, write_folder
+from support.tiny_models import llama_config
 
 
 def fake(**options: Any) -> EngineConfig:
@@ -53,6 +57,26 @@ def test_the_cache_leaves_room_for_the_weights(smollm2_path: Path, monkeypatch: 
     engine = build_engine(config)
     engine.close()
     assert 15 <= engine.info.num_blocks <= 20  # the file's tensors take about what the packed weights do
+
+
+def test_weights_that_are_widened_take_their_room_from_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = llama_config(vocab_size=len(tiny_tokens()), num_hidden_layers=1, tie_word_embeddings=True)
+    halves = {name: tensor.astype(np.float16) for name, tensor in llama_tensors(config).items()}
+    folder = str(write_folder(tmp_path / "model", halves, config=config))
+
+    def num_blocks(dtype: str) -> int:
+        options = EngineConfig(model=folder, dtype=dtype, gpu_memory_utilization=1.0, num_threads=1, max_num_seqs=9999)
+        engine = build_engine(options)
+        engine.close()
+        return engine.info.num_blocks
+
+    monkeypatch.setenv("OCTAVO_HOME", str(tmp_path))
+    monkeypatch.setattr("octavo.engine.build.available_bytes", lambda: 4 * 2**20)
+    num_bytes = sum(tensor.nbytes for tensor in halves.values())
+    block = 2 * 16 * config["num_key_value_heads"] * (config["hidden_size"] // config["num_attention_heads"]) * 2
+    assert num_blocks("bfloat16") - num_blocks("float32") == pytest.approx(num_bytes / block, abs=2)
 
 
 def test_the_executor_must_fit_the_model() -> None:
