@@ -66,10 +66,16 @@ lint: $(VENV)/.installed-test
 typecheck: $(VENV)/.installed-test
 	$(BIN)/mypy
 
-bench: $(VENV)/.installed-test
+bench: $(VENV)/.installed-test $(VENV)-users/.installed
 	$(BIN)/octavo pull smollm2
 	$(BIN)/python benchmarks/scheduler.py $(ARGS)
-	$(BIN)/python benchmarks/floor.py $(ARGS)
+	$(BIN)/python benchmarks/floor.py --installed-size $(VENV)-users $(ARGS)
+
+# What a user's environment holds, to be weighed: the package and what it depends on, no tests, no tools.
+$(VENV)-users/.installed: $(NATIVE)
+	$(PYTHON) -m venv $(VENV)-users
+	$(VENV)-users/bin/python -m pip install -q .
+	@touch $@
 
 # An sdist and a wheel whose tag says which C libraries it runs on; then the wheel is installed and served from,
 # in a clean environment with no compiler on the PATH.
@@ -85,4 +91,4 @@ docs: $(VENV)/.installed-test
 	$(BIN)/python scripts/make_cli_docs.py
 
 clean:
-	rm -rf build dist $(VENV) $(VENV)-parity src/octavo/_native*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf build dist $(VENV) $(VENV)-parity $(VENV)-users src/octavo/_native*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis
