@@ -53,5 +53,16 @@ elif [ "$kind" = thread ]; then
 else
   set -- tests/unit/native tests/unit/executors/test_cpu.py
 fi
+# An editable install answers for octavo._native before any path does, with the ordinary build: its finder is taken out,
+# and it is checked that the module under test is the one built here.
+run='
+import os, sys
+sys.meta_path[:] = [f for f in sys.meta_path if type(f).__name__ != "ScikitBuildRedirectingFinder"]
+import octavo._native, pytest
+found = os.path.realpath(octavo._native.__file__)
+assert found.startswith(os.path.realpath(os.environ["OCTAVO_SANITIZED"]) + os.sep), f"the tests would run {found}"
+sys.exit(pytest.main(sys.argv[1:]))
+'
 # -s: a finding is written to standard error, which pytest would keep to itself when the interpreter ends.
-LD_PRELOAD="$preload" exec "$python" -m pytest -q -s -p no:cacheprovider -o "pythonpath=tests $build/python" "$@"
+OCTAVO_SANITIZED="$build" LD_PRELOAD="$preload" exec "$python" -c "$run" \
+  -q -s -p no:cacheprovider -o "pythonpath=tests $build/python" "$@"
