@@ -78,3 +78,10 @@ class EngineDead(OctavoError):
 
 class InternalError(OctavoError):
     pass
+
+
+def short_number(value: float) -> str:
+    """A number as text, bounded: an integer of 10^5 digits must not be printed (nor converted)."""
+    if isinstance(value, int) and abs(value) >= 2**70:
+        return "a number of more than 21 digits"
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from octavo.errors import BadRequest
+from octavo.errors import BadRequest, short_number
 
 MAX_N = 128
 MAX_LOGPROBS = 20
@@ -138,10 +138,3 @@ def _real(name: str, value: object, low: float, high: float, *, open_low: bool =
 def _count(name: str, count: int, limit: int) -> None:
     if count > limit:
         raise BadRequest(f"{name} has {count} entries, the limit is {limit}; send fewer", param=name)
-
-
-def short_number(value: float) -> str:
-    """A number as text, bounded: an integer of 10^5 digits must not be printed (nor converted)."""
-    if isinstance(value, int) and abs(value) >= 2**70:
-        return "a number of more than 21 digits"
-    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from octavo.errors import ModelFileError
+from octavo.errors import ModelFileError, short_number
 
 MAX_WIDTH = 2**17  # columns of a hidden state
 MAX_LAYERS = 2**10
@@ -105,9 +105,9 @@ class Fields:
 
 
 def _short(value: object) -> str:
-    """A value from a file as text of bounded length; an integer of 10^5 digits is never converted."""
-    if isinstance(value, int) and abs(value) >= 2**70:
-        return "a number of more than 21 digits"
+    """A value from a file as text of bounded length."""
+    if isinstance(value, int):
+        return short_number(value)
     if isinstance(value, Mapping) or (isinstance(value, Sequence) and not isinstance(value, str)):
         return f"a {type(value).__name__}"
     text = repr(value[:60]) if isinstance(value, str) else repr(value)

@@ -15,8 +15,7 @@ from fastapi import Request
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from octavo.errors import BadRequest
-from octavo.sampling_params import short_number
+from octavo.errors import BadRequest, short_number
 from octavo.server.errors import PayloadError
 from octavo.server.json_body import parse_object
 from octavo.server.limits import Limits
