@@ -42,18 +42,53 @@ class Executor(Protocol):
     def close(self) -> None: ...
 
 
+@dataclass(frozen=True, slots=True)
+class TierStats:
+    """Gauges of this moment and counters since the start."""
+
+    name: str  # "ram", "disk"
+    num_blocks: int  # stored, staged ones not among them
+    num_bytes: int  # of their payloads
+    max_bytes: int
+    num_staged_bytes: int  # taken by `put`, not written yet
+    num_stored: int = 0  # blocks written
+    num_dropped: int = 0  # puts refused because the staging buffer was full, or lost to a failed write
+    num_loaded: int = 0  # blocks handed out, verified
+    num_failed: int = 0  # reads that found a payload missing or wrong
+    num_evicted: int = 0  # blocks removed to make room
+    stored_bytes: int = 0  # moved since the start, out of memory
+    loaded_bytes: int = 0  # and back
+    load_seconds: float = 0.0  # what the loads took, to be set against `loaded_bytes`
+    off: str = ""  # why the tier was turned off; "" while it works
+
+
 class Tier(Protocol):
-    """A place for blocks outside the pool: content-addressed, asynchronous, never trusted (payloads are verified)."""
+    """A place for blocks outside the pool: content-addressed, asynchronous, never trusted (payloads are verified).
+
+    A key names exactly one payload for ever, so a `put` of a key that is held already changes nothing but its age.
+    Faults never raise: a read that fails is a miss, and a tier that cannot go on turns itself off, with one warning.
+    Called by one thread.
+    """
 
     def put(self, key: bytes, payload: bytes) -> bool:
         """Takes the payload for writing behind; False when the staging buffer is full and it was dropped."""
 
-    def start_get(self, key: bytes) -> None:
-        """Begins to fetch; the result appears in `finished`."""
+    def contains(self, key: bytes) -> bool:
+        """Whether `start_get` would likely find it: it is staged or stored. Cheap: asked for every block of a prompt."""
 
-    def contains(self, key: bytes) -> bool: ...
+    def start_get(self, key: bytes) -> None:
+        """Begins to fetch; the result appears in `finished`, exactly once for each call."""
 
     def finished(self) -> Sequence[tuple[bytes, bytes | None]]:
-        """Fetches that ended since the last call: (key, payload), None for a miss or a failed check."""
+        """Fetches that ended since the last call: (key, payload), None for a miss or a failed check. Never blocks."""
 
-    def close(self) -> None: ...
+    def wait(self, timeout_seconds: float) -> None:
+        """Returns when `finished` has something to tell, nothing is being fetched, or the time is over."""
+
+    def flush(self, timeout_seconds: float) -> bool:
+        """Waits until what was taken is written and would survive the end of the process; False when it was not."""
+
+    def stats(self) -> TierStats: ...
+
+    def close(self) -> None:
+        """Stops the tier's threads; what is staged and was not flushed is lost. Idempotent."""
