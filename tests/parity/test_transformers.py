@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -19,7 +20,7 @@ from octavo.models.registry import family_for_hf
 from octavo.sampling.reference import Drawer, adjusted, kept_tokens, log_softmax
 from octavo.sampling_params import SamplingParams
 from support.drive import Driver
-from support.goldens import NAMES, load_golden
+from support.goldens import GOLDENS, NAMES, load_beams, load_golden
 from support.sources import dict_source
 
 HAVE_TORCH = all(importlib.util.find_spec(name) for name in ("torch", "transformers"))
@@ -46,7 +47,16 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def make_goldens() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("make_goldens", SCRIPTS / "make_goldens.py")
+    return load_script("make_goldens")
+
+
+@pytest.fixture(scope="module")
+def make_beam_goldens() -> ModuleType:
+    return load_script("make_beam_goldens")
+
+
+def load_script(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, SCRIPTS / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -68,6 +78,24 @@ def test_the_goldens_are_what_transformers_says_of_the_committed_files(name: str
     assert [case["token_ids"] for case in found["cases"]] == golden.token_ids
     assert [(place["case"], place["position"]) for place in found["places"]] == golden.places
     np.testing.assert_allclose(logits, golden.logits, rtol=0.0, atol=LOGIT_TOLERANCE)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_beams_are_those_transformers_finds(name: str, make_beam_goldens: ModuleType) -> None:
+    import torch
+    import transformers
+
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        GOLDENS / name, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+    for golden in load_beams(name):
+        case = asdict(golden)
+        options = {key: case[key] for key in ("width", "length_penalty", "early_stopping", "max_tokens")}
+        found = make_beam_goldens.search(
+            model, golden.prompt_token_ids, options | {"end_token_ids": golden.end_token_ids}
+        )
+        assert found["sequences"] == golden.sequences
+        assert found["scores"] == pytest.approx(golden.scores, rel=1e-5)
 
 
 COMMON = {"hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 2, "vocab_size": 101}

@@ -51,6 +51,26 @@ def load_golden(name: str) -> Golden:
     )
 
 
+@dataclass(frozen=True)
+class BeamGolden:
+    """One beam search as transformers ran it."""
+
+    prompt_token_ids: list[int]
+    width: int
+    length_penalty: float
+    early_stopping: bool | str  # False, True or "never"
+    max_tokens: int
+    end_token_ids: list[int]
+    sequences: list[list[int]]  # `width` answers, best first, an end token included
+    scores: list[float]  # sum of log-probabilities / length ** length_penalty
+    min_gap: float  # between neighbours among the candidates of any step, in sums of log-probabilities
+    min_score_gap: float  # between finished scores, or one and what a running beam could reach: a share of the score
+
+
+def load_beams(name: str) -> list[BeamGolden]:
+    return [BeamGolden(**case) for case in json.loads((GOLDENS / name / "beams.json").read_text())]
+
+
 def golden_parameters(name: str) -> dict[str, Float32]:
     """Float32 arrays by the program's names."""
     family, config = read_config(GOLDENS / name)
