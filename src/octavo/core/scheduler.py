@@ -27,6 +27,7 @@ from octavo.core.roster import Roster
 from octavo.core.scheduler_config import SchedulerConfig
 from octavo.core.scheduler_output import SchedulerOutput, StepOutput
 from octavo.core.stats import SchedulerStats
+from octavo.core.step_costs import StepCosts, StepLoad
 from octavo.errors import BadRequest, InternalError, QueueFull
 
 MAX_PLANS_IN_FLIGHT = 2
@@ -51,6 +52,7 @@ class Scheduler:
             enable_prefix_caching=config.enable_prefix_caching,
             max_chunk_tokens=config.max_num_batched_tokens,
         )
+        self.costs = StepCosts()
         self._ordering = ordering or FirstComeFirstServed()
         self._roster = Roster(self.kv, config.max_rows)
         self._planner = Planner(config, self.kv, self._roster, preemption or NewestFirst())
@@ -114,11 +116,15 @@ class Scheduler:
         self._in_flight.append(planned)
         return planned[0]
 
-    def commit(self, plan: SchedulerOutput, result: StepOutput, now: float) -> list[SequenceUpdate]:
-        """Takes in the result of the oldest plan in flight."""
+    def commit(
+        self, plan: SchedulerOutput, result: StepOutput, now: float, seconds: float = 0.0
+    ) -> list[SequenceUpdate]:
+        """Takes in the result of the oldest plan in flight. `seconds` it took to run teach `costs`; 0: not measured."""
         del now
         oldest, sequences = self._in_flight.popleft()
         assert oldest is plan, "plans are committed in the order they were made"
+        if seconds > 0.0:
+            self.costs.note(StepLoad.of(plan), seconds)
         self._ordering.served(sequences, plan.num_scheduled_tokens)
         return self._committer.commit(plan, sequences, result)
 

@@ -117,7 +117,7 @@ class Engine:
             result = self.executor.execute(plan)
             left = self._clock()
             self._executor_seconds += left - entered
-            for update in self.scheduler.commit(plan, result, left):
+            for update in self.scheduler.commit(plan, result, left, left - entered):
                 delta = self._handle(update, left)
                 if delta is not None:
                     deltas.append(delta)
