@@ -143,7 +143,7 @@ class Harness:
         return True
 
     def plan(self) -> bool:
-        plan = self.scheduler.plan(0.0)
+        plan = self.scheduler.plan(float(self.num_steps))
         if plan is None:
             assert self.in_flight or not self.scheduler.has_unfinished
             return False
@@ -159,7 +159,7 @@ class Harness:
         plan, result = self.in_flight.popleft()
         assert result is not None
         failing = {s.seq_id for s in self.scheduler.sequences()} & set(result.failed)
-        updates = self.scheduler.commit(plan, result, 0.0)
+        updates = self.scheduler.commit(plan, result, float(self.num_steps))
         self.num_steps += 1
         assert {update.seq_id for update in updates if update.finish_reason == "error"} == failing
         for update in updates:
@@ -169,7 +169,12 @@ class Harness:
         self.check()
 
     def drop_cached(self, count: int) -> None:
-        self.scheduler.drop_cached(count)
+        """Even counts by age; memory is short from one call to the next with an odd count."""
+        self.scheduler.set_memory_tight(count % 2 == 1)
+        if count % 2:
+            self.scheduler.drop_cached(count)
+        else:
+            self.scheduler.drop_cached_before(float(self.num_steps - count), count)
         self.check()
 
     def drain(self) -> None:
@@ -204,10 +209,33 @@ class Harness:
 
     def check(self) -> None:
         self.scheduler.check_integrity()
+        self._check_figures()
         if any(result is None for _, result in self.in_flight):
             return  # tables are ahead of the store
         self._check_sequences()
         self._check_cache()
+
+    def _check_figures(self) -> None:
+        """What the statistics say of sharing and waste, counted again slot by slot."""
+        tables = [s for s in self.scheduler.sequences() if s.tables is not None]
+        entries: Counter[int] = Counter()
+        held = set()
+        for sequence in tables:
+            assert sequence.tables is not None
+            reached = sequence.num_computed_tokens + sequence.num_inflight_tokens
+            for table in sequence.tables.blocks:
+                for index, block in enumerate(table):
+                    if block is not None:
+                        entries[block.block_id] += 1
+                        in_block = min(max(reached - index * self.config.block_size, 0), self.config.block_size)
+                        held |= {(block.block_id, offset) for offset in range(in_block)}
+        stats, size = self.scheduler.stats(), self.config.block_size
+        if stats.num_used_blocks != len(entries):
+            return  # a sequence that ended holds its blocks until its step lands
+        assert stats.num_shared_blocks == sum(count > 1 for count in entries.values())
+        num_saved = sum(entries.values()) - len(entries)
+        assert stats.num_tokens_saved == num_saved * size // len(self.config.group_windows)
+        assert stats.num_wasted_slots == len(entries) * size - len(held)
 
     def _check_sequences(self) -> None:
         """Every sequence, gathered through its tables, reads its own history."""

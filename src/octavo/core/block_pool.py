@@ -11,6 +11,8 @@ Every block is in exactly one of four places:
     used        ref_count > 0; with a key if full and computed
 
 Blocks are handed out in that order of preference: blank, untouched, then the oldest cached one, whose key is dropped.
+While memory is short (`is_tight`), what is in memory already comes first: blank blocks not given back yet, then the
+oldest cached one; blank blocks that were given back and untouched ones are taken only when nothing is cached.
 """
 
 from __future__ import annotations
@@ -54,6 +56,9 @@ class FreeQueue:
         block.older = block.newer = None
         self._length -= 1
 
+    def oldest(self) -> Block | None:
+        return self._head.newer if self._length else None
+
     def pop_oldest(self) -> Block:
         block = self._head.newer
         assert block is not None
@@ -69,8 +74,13 @@ class BlockPool:
         assert num_blocks >= 1
         assert num_groups >= 1
         self.num_blocks = num_blocks
+        self.now = 0.0  # set by the scheduler, monotonic seconds: how long a block has been cached is counted in it
+        self.is_tight = False  # set by the scheduler: memory is short
         self.num_used = 0  # blocks with ref_count > 0
+        self.num_shared = 0  # of these, with ref_count > 1
+        self.num_references = 0  # sum of all ref counts
         self.num_evicted = 0  # cached blocks whose key was dropped so far
+        self.num_given_back = 0  # blocks told by take_released so far
         self._blocks: list[Block] = []  # the touched ones, by id
         self._blank: list[Block] = []  # last released is handed out first: its memory is warm
         self._cached = FreeQueue()
@@ -91,6 +101,11 @@ class BlockPool:
     def num_touched(self) -> int:
         return len(self._blocks)
 
+    @property
+    def num_resident(self) -> int:
+        """Blocks whose memory is taken: used, cached, and those that hold nothing but were not given back yet."""
+        return self.num_used + len(self._cached) + len(self._untold)
+
     def find(self, group: int, key: bytes, tokens: bytes) -> Block | None:
         """The block of `group` with this key, None also where the key is found but the tokens differ."""
         block = self._by_key[group].get(key)
@@ -101,18 +116,20 @@ class BlockPool:
         assert count <= self.num_free, f"{count} blocks asked for, {self.num_free} free"
         taken = []
         for _ in range(count):
-            if self._blank:
+            if self.is_tight and self._cached and not self._untold:
+                block = self._evict_oldest()
+            elif self._blank:
                 block = self._blank.pop()
                 self._untold.pop(block.block_id, None)
             elif len(self._blocks) < self.num_blocks:
                 block = Block(BlockId(len(self._blocks)))
                 self._blocks.append(block)
             else:
-                block = self._cached.pop_oldest()
-                self._drop_key(block)
+                block = self._evict_oldest()
             block.ref_count = 1
             taken.append(block)
         self.num_used += count
+        self.num_references += count
         return taken
 
     def acquire(self, block: Block) -> None:
@@ -122,17 +139,23 @@ class BlockPool:
             self._cached.remove(block)
             self.num_used += 1
         block.ref_count += 1
+        self.num_references += 1
+        self.num_shared += block.ref_count == 2
 
     def release(self, block: Block) -> None:
         """One table entry fewer holds the block. At none it becomes cached, if it has a key, or blank."""
         assert block.ref_count > 0, f"{block!r} is released twice"
         block.ref_count -= 1
+        self.num_references -= 1
         if block.ref_count == 0:
             self.num_used -= 1
             if block.key is None:
                 self._put_blank(block)
             else:
+                block.cached_at = self.now
                 self._cached.append(block)
+        elif block.ref_count == 1:
+            self.num_shared -= 1
 
     def publish(self, block: Block, group: int, key: bytes, tokens: bytes) -> bool:
         """Makes a full, computed block findable. False, changing nothing, where the key is taken (by other tokens)."""
@@ -148,16 +171,28 @@ class BlockPool:
         """Drops the keys of up to `count` cached blocks, oldest first, to free their memory. Returns how many."""
         count = min(count, len(self._cached))
         for _ in range(count):
-            block = self._cached.pop_oldest()
-            self._drop_key(block)
-            self._put_blank(block)
+            self._put_blank(self._evict_oldest())
         return count
+
+    def drop_cached_before(self, time: float, count: int) -> int:
+        """As `drop_cached`, but only of blocks cached at or before `time` of the pool's clock."""
+        dropped = 0
+        while dropped < count and (oldest := self._cached.oldest()) is not None and oldest.cached_at <= time:
+            self._put_blank(self._evict_oldest())
+            dropped += 1
+        return dropped
 
     def take_released(self) -> Sequence[BlockId]:
         """Blocks that hold nothing since the last call and were not handed out again: their memory may go back."""
         released = tuple(self._untold)
         self._untold.clear()
+        self.num_given_back += len(released)
         return released
+
+    def _evict_oldest(self) -> Block:
+        block = self._cached.pop_oldest()
+        self._drop_key(block)
+        return block
 
     def _drop_key(self, block: Block) -> None:
         assert block.key is not None
@@ -175,6 +210,10 @@ class BlockPool:
         cached = list(self._cached)
         untouched = self.num_blocks - len(self._blocks)
         assert len(used) == self.num_used, f"{len(used)} blocks are referenced, {self.num_used} are counted as used"
+        assert sum(block.ref_count > 1 for block in used) == self.num_shared
+        assert sum(block.ref_count for block in used) == self.num_references
+        ages = [block.cached_at for block in cached]
+        assert ages == sorted(ages), "the free queue is not in the order of release"
         assert len(cached) == len(self._cached)
         assert len(used) + len(cached) + len(self._blank) + untouched == self.num_blocks, "free + used != total"
         assert len({b.block_id for b in cached} | {b.block_id for b in self._blank}) == len(cached) + len(self._blank)

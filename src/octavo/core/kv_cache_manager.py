@@ -9,7 +9,7 @@ What executors must be told (copies, changed tables) collects here until the sch
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from octavo.core.block import NULL_BLOCK, Block, BlockId, SeqId
@@ -78,6 +78,31 @@ class KVCacheManager:
             need += max(self._widest(window, num_tokens) - len(held), 0)
             need += sum(block.ref_count == 0 for block in held)
         return need + watermark <= self.pool.num_free
+
+    def num_tokens_saved(self) -> int:
+        """Tokens that would need memory of their own if no block were shared."""
+        return (self.pool.num_references - self.pool.num_used) * self.block_size // len(self.windows)
+
+    def num_wasted_slots(self, reached: Iterable[tuple[BlockTables, int]]) -> int:
+        """Slots of used blocks that hold no token, given all tables with how many tokens each holds or computes now.
+
+        blocks     [ full | full | part .... ]      waste = slots behind the last token
+        positions                 ^reached           a last block that forks still share is counted once
+        """
+        waste = 0
+        shared: set[BlockId] = set()
+        for tables, num_tokens in reached:
+            behind = tables.num_blocks * self.block_size - num_tokens
+            if behind <= 0:
+                continue
+            for table in tables.blocks:
+                last = table[-1]
+                if last is None or last.block_id in shared:
+                    continue
+                if last.ref_count > 1:
+                    shared.add(last.block_id)
+                waste += behind
+        return waste
 
     # -- actions -----------------------------------------------------------------------------------------------------
 
@@ -293,6 +318,13 @@ class KVCacheManager:
         if tables.has_row:
             update = BlockUpdate(tables.seq_id, group, first, block_ids)
             self._updates.setdefault(tables.seq_id, []).append(update)
+
+    def check_drained(self) -> None:
+        """Raises AssertionError unless no table is left and no block is held. O(1)."""
+        pool = self.pool
+        assert not self._tables, f"{len(self._tables)} sequences that ended still have tables"
+        held = (pool.num_used, pool.num_shared, pool.num_references)
+        assert held == (0, 0, 0), f"drained, yet (used, shared, references) are {held}"
 
     def check_integrity(self) -> None:
         """Raises AssertionError unless ref counts equal table membership and the pool's counts add up."""

@@ -106,8 +106,8 @@ class Scheduler:
     # -- steps -------------------------------------------------------------------------------------------------------
 
     def plan(self, now: float) -> SchedulerOutput | None:
-        """The next step, None where nothing can run now. `now` is for policies that weigh time; seconds."""
-        del now
+        """The next step, None where nothing can run now. `now`: monotonic seconds, in which the cache ages."""
+        self.kv.pool.now = now
         assert len(self._in_flight) < MAX_PLANS_IN_FLIGHT, "commit a plan first"
         planned = self._planner.plan(self._num_steps, overlaps=bool(self._in_flight))
         if planned is None:
@@ -120,7 +120,7 @@ class Scheduler:
         self, plan: SchedulerOutput, result: StepOutput, now: float, seconds: float = 0.0
     ) -> list[SequenceUpdate]:
         """Takes in the result of the oldest plan in flight. `seconds` it took to run teach `costs`; 0: not measured."""
-        del now
+        self.kv.pool.now = now
         oldest, sequences = self._in_flight.popleft()
         assert oldest is plan, "plans are committed in the order they were made"
         if seconds > 0.0:
@@ -136,8 +136,16 @@ class Scheduler:
         return () if self._in_flight else self.kv.pool.take_released()
 
     def drop_cached(self, num_blocks: int) -> int:
-        """Empties up to `num_blocks` cached blocks, least recently used first (idle, or short of memory)."""
+        """Empties up to `num_blocks` cached blocks, least recently used first. Returns how many."""
         return self.kv.pool.drop_cached(num_blocks)
+
+    def drop_cached_before(self, time: float, num_blocks: int) -> int:
+        """As `drop_cached`, but only of those that nobody held since `time`, on the clock of `plan` and `commit`."""
+        return self.kv.pool.drop_cached_before(time, num_blocks)
+
+    def set_memory_tight(self, is_tight: bool) -> None:
+        """Whether memory is short: then cached blocks are handed out again before memory is taken for others."""
+        self.kv.pool.is_tight = is_tight
 
     # -- looking in --------------------------------------------------------------------------------------------------
 
@@ -151,6 +159,13 @@ class Scheduler:
             num_free_blocks=pool.num_free - pool.num_cached,
             num_cached_blocks=pool.num_cached,
             num_used_blocks=pool.num_used,
+            num_shared_blocks=pool.num_shared,
+            num_tokens_saved=self.kv.num_tokens_saved(),
+            num_wasted_slots=self.kv.num_wasted_slots(
+                (s.tables, s.num_computed_tokens + s.num_inflight_tokens)
+                for s in roster.lanes()
+                if s.tables is not None
+            ),
             num_steps=self._num_steps,
             num_finished=self._num_requests - self._num_aborted - len(roster.requests),
             num_aborted=self._num_aborted,
@@ -159,13 +174,24 @@ class Scheduler:
             num_copies=self.kv.num_copies,
             num_folded=self.kv.num_folded,
             num_evicted=pool.num_evicted,
+            num_given_back=pool.num_given_back,
             prefix_queries_tokens=self._planner.prefix_queries_tokens,
             prefix_hits_tokens=self._planner.prefix_hits_tokens,
         )
 
+    @property
+    def num_resident_blocks(self) -> int:
+        """Blocks whose memory is taken. O(1)."""
+        return self.kv.pool.num_resident
+
     def sequences(self) -> Listing[Sequence]:
         """Live sequences, to read."""
         return tuple(self._roster.sequences.values())
+
+    def check_drained(self) -> None:
+        """Raises AssertionError unless nothing is held while nothing runs. O(1), for every idle moment."""
+        if not self.has_unfinished:
+            self.kv.check_drained()
 
     def check_integrity(self) -> None:
         """Raises AssertionError unless every fixed invariant holds. Costs O(pool): for tests and idle moments."""

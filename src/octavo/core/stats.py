@@ -15,6 +15,9 @@ class SchedulerStats:
     num_free_blocks: int  # hold nothing
     num_cached_blocks: int  # free to take, but hold a prefix that may be hit
     num_used_blocks: int  # held by at least one table
+    num_shared_blocks: int  # of these, held by several
+    num_tokens_saved: int  # by sharing: (table entries - blocks that fill them) in tokens of one group
+    num_wasted_slots: int  # of used blocks, no token's place: only the last block of a sequence has any
 
     # Counters.
     num_steps: int
@@ -24,6 +27,7 @@ class SchedulerStats:
     num_parks: int  # of single samples
     num_copies: int  # blocks copied on write
     num_folded: int  # blocks replaced by an equal cached one
-    num_evicted: int  # cached blocks that lost their key
+    num_evicted: int  # cached blocks that lost their key, whatever for
+    num_given_back: int  # blocks whose memory went back to the system
     prefix_queries_tokens: int  # prompt tokens looked up in the prefix cache
     prefix_hits_tokens: int  # of them found

@@ -133,6 +133,70 @@ def test_dropping_cached_blocks_empties_the_oldest_and_tells_them() -> None:
     pool.check_integrity({})
 
 
+def cached(pool: BlockPool, names: bytes) -> list[Block]:
+    """One cached block a letter, each released a second after the one before."""
+    blocks = pool.take(len(names))
+    for second, (block, name) in enumerate(zip(blocks, names, strict=True)):
+        publish(pool, block, bytes([name]))
+        pool.now = float(second)
+        pool.release(block)
+    return blocks
+
+
+def test_dropping_by_age_leaves_what_was_released_or_used_later() -> None:
+    pool = BlockPool(4)
+    blocks = cached(pool, b"abcd")
+    pool.acquire(blocks[0])
+    pool.now = 9.0
+    pool.release(blocks[0])  # used again: as young as can be
+    assert pool.drop_cached_before(2.0, 1) == 1, "no more than asked"
+    assert pool.drop_cached_before(2.0, 100) == 1
+    assert list(pool.take_released()) == [1, 2]
+    assert (find(pool, b"a"), find(pool, b"d")) == (blocks[0], blocks[3])
+    assert pool.drop_cached_before(2.5, 100) == 0
+    pool.check_integrity({})
+
+
+def test_while_memory_is_short_what_is_in_memory_is_handed_out_first() -> None:
+    pool = BlockPool(8)
+    blocks = cached(pool, b"abcd")
+    [blank, given_back] = pool.take(2)
+    pool.release(given_back)
+    assert list(pool.take_released()) == [given_back.block_id]
+    pool.release(blank)
+    pool.is_tight = True
+    assert pool.num_resident == 5
+    assert ids(pool.take(5)) == [blank.block_id, *ids(blocks)], "not yet given back, then the oldest cached"
+    assert pool.num_resident == 5
+    assert ids(pool.take(2)) == [given_back.block_id, 6], "a request gets memory all the same"
+    pool.is_tight = False
+    assert (pool.num_free, pool.num_evicted, pool.num_given_back) == (1, 4, 1)
+
+
+def test_when_memory_is_plenty_again_the_cache_is_spared_again() -> None:
+    pool = BlockPool(3)
+    blocks = cached(pool, b"a")
+    pool.is_tight = True
+    pool.is_tight = False
+    assert ids(pool.take(2)) == [1, 2]
+    assert find(pool, b"a") is blocks[0]
+
+
+def test_shared_blocks_and_references_are_counted_as_they_change() -> None:
+    pool = BlockPool(4)
+    first, second = pool.take(2)
+    for block in (first, first, second):
+        pool.acquire(block)
+    assert (pool.num_used, pool.num_shared, pool.num_references) == (2, 2, 5)
+    pool.check_integrity({BlockId(0): 3, BlockId(1): 2})
+    pool.release(first)
+    assert (pool.num_shared, pool.num_references) == (2, 4)
+    for block in (first, second, second, first):
+        pool.release(block)
+    assert (pool.num_used, pool.num_shared, pool.num_references) == (0, 0, 0)
+    pool.check_integrity({})
+
+
 def test_taking_more_than_is_free_is_our_own_fault() -> None:
     with pytest.raises(AssertionError, match="3 blocks asked for, 2 free"):
         BlockPool(2).take(3)
