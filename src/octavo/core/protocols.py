@@ -74,7 +74,7 @@ class Tier(Protocol):
         """Takes the payload for writing behind; False when the staging buffer is full and it was dropped."""
 
     def contains(self, key: bytes) -> bool:
-        """Whether `start_get` would likely find it: it is staged or stored. Cheap: asked for every block of a prompt."""
+        """Whether `start_get` would likely find it: it is staged or stored. Cheap: asked for each block of a prompt."""
 
     def start_get(self, key: bytes) -> None:
         """Begins to fetch; the result appears in `finished`, exactly once for each call."""
