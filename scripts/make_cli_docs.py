@@ -22,7 +22,8 @@ Made from the commands by `make docs`; change the command, not this page.
 
 `MODEL` anywhere is an alias of the built-in table (`smollm2`, the default), a path to a `.gguf`, a path to a Hugging
 Face folder, or a hub id `owner/name[:file]`. `OCTAVO_HOME` moves the folder where models are kept (`~/.cache/octavo`),
-`OCTAVO_ISA` forces an instruction set, `OCTAVO_API_KEY` is the key clients of `octavo serve` must send.
+`OCTAVO_ISA` forces an instruction set, `OCTAVO_API_KEY` is the key clients of `octavo serve` must send,
+`OCTAVO_ADMIN_API_KEY` the administrator's.
 
 A mistake is one line on stderr, `octavo: error: ...`. Exit codes: 0 done, 1 the work could not be done or a value is
 refused, 2 the command line cannot be read, 3 the engine of `octavo serve` died, 130 interrupted. `octavo serve` ends

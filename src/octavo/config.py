@@ -109,6 +109,11 @@ def environment_api_key(environ: Mapping[str, str] = os.environ) -> str | None:
     return environ.get("OCTAVO_API_KEY") or None
 
 
+def environment_admin_api_key(environ: Mapping[str, str] = os.environ) -> str | None:
+    """OCTAVO_ADMIN_API_KEY: the administrator's key, for the same reason."""
+    return environ.get("OCTAVO_ADMIN_API_KEY") or None
+
+
 def _is_real(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 

@@ -4,6 +4,7 @@
     ├── RequestError          one request's fault; the engine goes on
     │   ├── BadRequest   400
     │   ├── Unauthorized 401
+    │   ├── Forbidden    403
     │   ├── NotFound     404
     │   ├── TooLarge     413
     │   └── QueueFull    429  carries retry_after_seconds
@@ -43,6 +44,11 @@ class BadRequest(RequestError):
 class Unauthorized(RequestError):
     status = 401
     error_type = "authentication_error"
+
+
+class Forbidden(RequestError):
+    status = 403
+    error_type = "permission_error"
 
 
 class NotFound(RequestError):

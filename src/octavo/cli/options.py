@@ -61,6 +61,15 @@ OPTIONS: tuple[Option, ...] = (
         metavar="KEY",
     ),
     Option(
+        "admin-api-key",
+        "server",
+        "text",
+        "Key of the administrator, who may reset the prefix cache and see every request's record. Rather set "
+        "OCTAVO_ADMIN_API_KEY.",
+        metavar="KEY",
+    ),
+    Option("explain-cache", "server", "switch", "Answers say why their prompts hit or missed the prefix cache."),
+    Option(
         "chat-template",
         "server",
         "path",

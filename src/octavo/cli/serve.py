@@ -40,10 +40,12 @@ def serve_command(ctx: click.Context, /, model: str | None, named_model: str | N
         if given and model != named_model:
             raise click.UsageError(f"two models are given, {model} and {named_model}; keep one", ctx)
         model = named_model
-    from octavo.config import environment_api_key
+    from octavo.config import environment_admin_api_key, environment_api_key
 
     if not values["api_keys"] and (key := environment_api_key()) is not None:
         values["api_keys"] = (key,)
+    if values["admin_api_key"] is None:
+        values["admin_api_key"] = environment_admin_api_key()
     engine, server = engine_config(model, values), server_config(values)
     from octavo.server.run import serve
 

@@ -25,4 +25,6 @@ class EngineRequest:
     client_id: str = ""  # for fair ordering
     priority: int = 0  # lower runs first, where the policy says so
     cache_salt: str = ""  # separates prefix caches of those who must not share
+    owner: str = ""  # who may see its record and fork it
+    tenant: str = ""  # whose earlier prompts its cache report may speak of
     arrival_time: float | None = None  # seconds of time.monotonic(); None: when the engine takes it

@@ -21,6 +21,8 @@ class ServerConfig:
     port: int = 8000  # 0: any free one, printed at the start
     served_model_names: tuple[str, ...] = ()  # the first is the one in answers; none: the engine's model name
     api_keys: tuple[str, ...] = field(default=(), repr=False)  # none: no key is asked for
+    admin_api_key: str | None = field(default=None, repr=False)  # for the administrator's routes; None: see door.py
+    explain_cache: bool = False  # answers say why their prompts hit or missed the prefix cache
     chat_template: Path | None = None  # a file that replaces the model's own template
     shutdown_timeout_seconds: float = 30.0  # how long requests in flight may go on after SIGTERM
     limits: Limits = field(default_factory=Limits)
@@ -37,8 +39,19 @@ class ServerConfig:
                     param="served_model_name",
                 )
         for key in self.api_keys:
-            if not key or not key.isprintable() or key != key.strip():
-                raise ConfigError("an api_key is empty or holds blanks or control characters", param="api_key")
+            _check_key("api_key", key)
+        if self.admin_api_key is not None:
+            _check_key("admin_api_key", self.admin_api_key)
+            if self.admin_api_key in self.api_keys:
+                raise ConfigError(
+                    "admin_api_key is one of the api_keys, so every client that has it would be the administrator; "
+                    "choose another",
+                    param="admin_api_key",
+                )
+        if not isinstance(self.explain_cache, bool):
+            raise ConfigError(
+                f"explain_cache is {self.explain_cache!r}; it must be true or false", param="explain_cache"
+            )
         if self.shutdown_timeout_seconds < 0:
             raise ConfigError(
                 f"shutdown_timeout is {self.shutdown_timeout_seconds:g}; it must be 0 or more seconds",
@@ -54,3 +67,9 @@ class ServerConfig:
             return ipaddress.ip_address(self.host.strip("[]")).is_loopback
         except ValueError:
             return False
+
+
+def _check_key(name: str, key: str) -> None:
+    """Raises ConfigError. The key itself is not said."""
+    if not key or not key.isprintable() or key != key.strip():
+        raise ConfigError(f"an {name} is empty or holds blanks or control characters", param=name)

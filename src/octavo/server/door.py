@@ -2,8 +2,12 @@
 
 In this order: header limits (431), the host's name (403), the key (401), the life of the process (503), the body's
 length and pace (413, 408, 415), and what all bodies together hold (429). Behind it a route finds the whole body in
-`scope["octavo.body"]` and the request's id in `scope["octavo.request_id"]`. Refuses to route: that a path is served by
-nobody is said only to those with a key.
+`scope["octavo.body"]`, the request's id in `scope["octavo.request_id"]` and whose key it was in
+`scope["octavo.caller"]`. Refuses to route: that a path is served by nobody is said only to those with a key; what only
+the administrator may do, a route asks `Caller.require_admin`, since it knows best which route it is.
+
+An administrator is who sends the admin key. Where none is set, it is everybody on a private server (no keys, reached
+from this machine alone), but for pages of other sites in a browser here; elsewhere there is none.
 
 Invariants: every answer carries X-Request-Id and, where it is an error, the envelope; an exception nobody foresaw
 becomes a 500 that tells nothing of the inside.
@@ -25,6 +29,7 @@ from typing import NoReturn
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from octavo.errors import OctavoError, QueueFull, TooLarge, Unauthorized
+from octavo.server.caller import Caller
 from octavo.server.errors import ClientGone, PayloadError, error_response, internal_envelope, json_response, log_fault
 from octavo.server.limits import MAX_REQUEST_ID_CHARS, Limits
 from octavo.server.state import Phase, ServerState
@@ -87,6 +92,7 @@ class Door:
         self._limits = state.config.limits
         self._bodies = BodyBudget(self._limits)
         self._keys = KeyRing(state.config.api_keys)
+        self._admin_key = KeyRing(filter(None, (state.config.admin_api_key,)))
         self._is_private = self._keys.is_open() and state.config.is_loopback
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -108,7 +114,7 @@ class Door:
         try:
             self._check_headers(scope)
             self._check_host(scope)
-            self._check_key(scope)
+            inner["octavo.caller"] = self._check_key(scope)
             self._check_phase(scope)
             with self._bodies.body() as grow:
                 if scope["method"] in _METHODS_WITH_BODY:
@@ -143,14 +149,16 @@ class Door:
                     403, "without --api-key this server answers only to localhost and addresses, not to other names"
                 )
 
-    def _check_key(self, scope: Scope) -> None:
-        if self._keys.is_open() or scope["path"] in OPEN_PATHS:
-            return
-        values = [value for name, value in scope["headers"] if name == b"authorization"]
-        if len(values) == 1:
-            scheme, _, key = values[0].strip().partition(b" ")
-            if scheme.lower() == b"bearer" and self._keys.holds(key.strip()):
-                return
+    def _check_key(self, scope: Scope) -> Caller:
+        key = _bearer_key(scope)
+        if key is not None and self._admin_key.holds(key):
+            return Caller.of_key(key, is_admin=True)
+        if self._keys.is_open():
+            return Caller(is_admin=self._is_private and self._admin_key.is_open() and not _is_from_another_site(scope))
+        if key is not None and self._keys.holds(key):
+            return Caller.of_key(key)
+        if scope["path"] in OPEN_PATHS:
+            return Caller()
         raise Unauthorized("a valid key is needed; send it as 'Authorization: Bearer KEY'", code="invalid_api_key")
 
     def _check_phase(self, scope: Scope) -> None:
@@ -199,6 +207,26 @@ def names_this_machine(host: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def _bearer_key(scope: Scope) -> bytes | None:
+    """Of the one Authorization header; None where there is none, or several."""
+    values = [value for name, value in scope["headers"] if name == b"authorization"]
+    if len(values) != 1:
+        return None
+    scheme, _, key = values[0].strip().partition(b" ")
+    return bytes(key.strip()) if scheme.lower() == b"bearer" else None
+
+
+def _is_from_another_site(scope: Scope) -> bool:
+    """Whether a browser sends it for a page that is not this server's: pages may send without asking first."""
+    hosts = [value for name, value in scope["headers"] if name == b"host"]
+    for name, value in scope["headers"]:
+        if name == b"origin" and value.partition(b"://")[2] not in hosts:
+            return True
+        if name == b"sec-fetch-site" and value not in (b"same-origin", b"none"):
+            return True
+    return False
 
 
 def _request_id(scope: Scope) -> str:

@@ -26,6 +26,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Served:
 
     monkeypatch.setattr(module, "serve", serve)
     monkeypatch.delenv("OCTAVO_API_KEY", raising=False)
+    monkeypatch.delenv("OCTAVO_ADMIN_API_KEY", raising=False)
     monkeypatch.delenv("OCTAVO_ISA", raising=False)
     return calls
 
@@ -109,13 +110,23 @@ def test_the_key_comes_from_the_environment_unless_given(served: Served) -> None
     assert [server.api_keys for _, server in served] == [("from-environment",), ("given",)]
 
 
+def test_the_administrators_key_comes_from_the_environment_unless_given(served: Served) -> None:
+    run("serve")
+    run("serve", environment={"OCTAVO_ADMIN_API_KEY": "from-environment"})
+    run("serve", "--admin-api-key", "given", environment={"OCTAVO_ADMIN_API_KEY": "from-environment"})
+    assert [server.admin_api_key for _, server in served] == [None, "from-environment", "given"]
+
+
 def test_the_key_is_never_printed(served: Served) -> None:
     for arguments in (
         ["serve", "--help"],
         ["serve", "--port", "x", "--api-key", "hush-hush"],
         ["serve", "--api-key", " hush-hush"],
+        ["serve", "--admin-api-key", " hush-hush"],
+        ["serve", "--admin-api-key", "hush-hush"],
     ):
-        result = run(*arguments, environment={"OCTAVO_API_KEY": "hush-hush"})
+        environment = {"OCTAVO_API_KEY": "hush-hush", "OCTAVO_ADMIN_API_KEY": "hush-hush"}
+        result = run(*arguments, environment=environment)
         assert "hush-hush" not in result.output
 
 

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from octavo.server.caller import Caller
 from octavo.server.openai.responses import ChatChunk, ChatCompletion
 from support.http_site import CHAT, MESSAGES, check_error, events, run, site
 
@@ -308,7 +309,7 @@ def test_what_the_engine_gets_is_what_was_asked() -> None:
             assert sampling.ignore_eos
             assert not sampling.skip_special_tokens
             assert (sampling.min_tokens, sampling.max_tokens) == (2, 4)
-            assert (request.cache_salt, request.priority, request.client_id) == ("tenant", 0, "u1")
+            assert (request.cache_salt, request.priority, request.client_id) == (Caller().salt("tenant"), 0, "u1")
 
     run(go())
 

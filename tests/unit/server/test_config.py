@@ -25,6 +25,10 @@ from octavo.server.screen import config_warnings, size
         {"api_keys": ("",)},
         {"api_keys": (" k",)},
         {"api_keys": ("k\n",)},
+        {"admin_api_key": ""},
+        {"admin_api_key": "k\n"},
+        {"api_keys": ("a", "both"), "admin_api_key": "both"},
+        {"explain_cache": 1},
         {"shutdown_timeout_seconds": -1},
     ],
 )
@@ -33,6 +37,7 @@ def test_what_cannot_be_is_refused_naming_the_option(options: dict[str, Any]) ->
         ServerConfig(**options)
     assert caught.value.param
     assert "k\n" not in caught.value.message
+    assert "both" not in caught.value.message
 
 
 def test_limits_must_be_above_zero() -> None:

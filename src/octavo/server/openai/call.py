@@ -14,6 +14,7 @@ from fastapi import Request, Response
 
 from octavo.engine.engine_request import EngineRequest, new_request_id
 from octavo.sampling_params import SamplingParams
+from octavo.server.caller import Caller
 from octavo.server.generation import Generation
 from octavo.server.openai.logprobs import TokenNames
 from octavo.server.openai.parse import UnknownNames
@@ -38,6 +39,7 @@ class Call:
         self.loaded: Loaded = routes.state.loaded
         self.body = body
         self.request_id: str = http.scope["octavo.request_id"]
+        self.caller = Caller.of(http)
         self.model = self.loaded.check_model(body.model)
         self.names = TokenNames(self.loaded.tokenizer, as_ids=bool(body.return_tokens_as_token_ids))
         self._kind = kind
@@ -51,9 +53,11 @@ class Call:
                 request_id=new_request_id(),
                 prompt_token_ids=tuple(prompt),
                 sampling=sampling,
-                client_id=body.user or body.safety_identifier or "",
+                client_id=self.caller.client_id(body.user or body.safety_identifier),
                 priority=body.priority or 0,
-                cache_salt=body.cache_salt or "",
+                cache_salt=self.caller.salt(body.cache_salt),
+                owner=self.caller.owner,
+                tenant=self.caller.tenant(body.cache_salt),
                 arrival_time=time.monotonic(),
             )
             for prompt in prompts

@@ -1,0 +1,58 @@
+"""Two keys on one server: neither finds, times or is told of the other's prompts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from octavo.server.config import ServerConfig
+from support.http_site import CHAT, COMPLETIONS, Site, run, site
+
+TWO_KEYS = ServerConfig(api_keys=("key-one", "key-two"))
+PROMPT = "a prompt of several blocks, sent more than once by everybody"
+CACHED = len(PROMPT) // 4 * 4  # blocks of 4 tokens
+
+
+async def cached_tokens(here: Site, key: str, path: str = COMPLETIONS, **fields: Any) -> int:
+    body = {"prompt": PROMPT} if path == COMPLETIONS else {"messages": [{"role": "user", "content": PROMPT}]}
+    headers = {"Authorization": f"Bearer {key}"}
+    response = await here.client.post(path, json=body | {"max_tokens": 1} | fields, headers=headers)
+    assert response.status_code == 200, response.text
+    found: int = response.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
+    return found
+
+
+def test_a_key_hits_its_own_blocks_and_never_anothers_on_either_route() -> None:
+    async def go() -> None:
+        async with site(TWO_KEYS) as here:
+            for path in (COMPLETIONS, CHAT):
+                assert await cached_tokens(here, "key-one", path) == 0
+                assert await cached_tokens(here, "key-two", path) == 0
+                assert await cached_tokens(here, "key-one", path) >= CACHED - 4
+                assert await cached_tokens(here, "key-two", path) >= CACHED - 4
+
+    run(go())
+
+
+def test_a_salt_separates_within_a_key_and_names_nothing_of_another() -> None:
+    async def go() -> None:
+        async with site(TWO_KEYS) as here:
+            assert await cached_tokens(here, "key-one", cache_salt="s") == 0
+            assert await cached_tokens(here, "key-one") == 0
+            assert await cached_tokens(here, "key-two", cache_salt="s") == 0
+            stolen = here.engine.requests[0].cache_salt  # even who knows it cannot send it
+            assert await cached_tokens(here, "key-two", cache_salt=stolen) == 0
+            assert await cached_tokens(here, "key-one", cache_salt="s") >= CACHED - 4
+
+    run(go())
+
+
+def test_the_share_of_the_server_is_the_keys_whatever_user_says() -> None:
+    async def go() -> None:
+        async with site(TWO_KEYS) as here:
+            for key, user in (("key-one", "a"), ("key-one", "b"), ("key-two", "a")):
+                await cached_tokens(here, key, user=user)
+            one, same, two = (request.client_id for request in here.engine.requests)
+            assert one == same != two
+            assert [request.owner for request in here.engine.requests] == [one, same, two]
+
+    run(go())
