@@ -9,11 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from octavo.errors import BadRequest, short_number
 
 MAX_N = 128
+MAX_BEAM_WIDTH = 64
+MAX_LENGTH_PENALTY = 10.0
 MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 64
 MAX_STOP_STRING_BYTES = 1024
@@ -21,16 +23,24 @@ MAX_STOP_TOKEN_IDS = 1024
 MAX_LOGIT_BIAS = 1024
 GREEDY_TEMPERATURE = 1e-5  # below it, dividing logits overflows float32; the limit of the softmax is the argmax
 
+EarlyStopping = bool | Literal["never"]
+
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """Raises BadRequest (with `param`) on construction when a value is out of its bounds or of another kind.
 
     `stop` may be given as one string, and it, `stop_token_ids` and `logit_bias` as a list or None: they are kept as
-    their types say.
+    their types say. Beam search draws nothing and compares whole answers: what changes single draws, or ends a sample
+    by its text, is refused with it; `temperature` may keep its default and is 0 then.
     """
 
-    n: int = 1  # samples of one prompt, 1..128
+    n: int = 1  # answers to one prompt, 1..128
+    best_of: int | None = None  # draw so many, n..128, and give out the n of the greatest mean log-probability
+    use_beam_search: bool = False  # the n best answers that a beam search finds, best first
+    beam_width: int | None = None  # n..64; None: the greater of n and best_of
+    length_penalty: float = 1.0  # [-10, 10]; a beam's score is its log-probability / length ** length_penalty
+    early_stopping: EarlyStopping = False  # over once beam_width answers are found; "never": unless none can be better
     temperature: float = 1.0  # 0..2; below 1e-5 greedy
     top_p: float = 1.0  # (0, 1]
     top_k: int = 0  # 0 or -1: all
@@ -86,9 +96,62 @@ class SamplingParams:
         for name, value in (("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)):
             if value is not None:
                 _whole(name, value, 0, MAX_LOGPROBS)
-        for name in ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens"):
+        for name in ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens", "use_beam_search"):
             if not isinstance(getattr(self, name), bool):
                 raise BadRequest(f"{name} must be true or false", param=name)
+        self._check_choice()
+
+    def _check_choice(self) -> None:
+        """What says how many answers are tried, and which are given out."""
+        if self.best_of is not None:
+            _whole("best_of", self.best_of, 1, MAX_N)
+            if self.best_of < self.n:
+                raise BadRequest(f"best_of is {self.best_of}, n is {self.n}; raise best_of", param="best_of")
+        if self.beam_width is not None:
+            _whole("beam_width", self.beam_width, 1, MAX_BEAM_WIDTH)
+        _real("length_penalty", self.length_penalty, -MAX_LENGTH_PENALTY, MAX_LENGTH_PENALTY)
+        if not (isinstance(self.early_stopping, bool) or self.early_stopping == "never"):
+            raise BadRequest('early_stopping must be true, false or "never"', param="early_stopping")
+        if self.use_beam_search:
+            self._check_beams()
+            return
+        for name, neutral in (("beam_width", None), ("length_penalty", 1.0), ("early_stopping", False)):
+            if getattr(self, name) != neutral:
+                raise BadRequest(f"{name} is for beam search; set use_beam_search, or leave it out", param=name)
+
+    def _check_beams(self) -> None:
+        if self.temperature == 1.0:
+            object.__setattr__(self, "temperature", 0.0)
+        for name, neutral in (
+            ("temperature", self.temperature if self.is_greedy else 0.0),
+            ("top_p", 1.0),
+            ("top_k", -1 if self.top_k == -1 else 0),
+            ("min_p", 0.0),
+            ("repetition_penalty", 1.0),
+            ("presence_penalty", 0.0),
+            ("frequency_penalty", 0.0),
+            ("logit_bias", {}),
+        ):
+            if getattr(self, name) != neutral:
+                raise BadRequest(f"beam search draws nothing; leave {name} out, or use_beam_search", param=name)
+        if self.stop:
+            raise BadRequest("beam search does not end at stop strings; send stop_token_ids instead", param="stop")
+        if self.max_tokens == 0:
+            raise BadRequest("max_tokens is 0, beam search needs at least 1; raise it", param="max_tokens")
+        if self.beam_width is None:
+            if self.num_samples > MAX_BEAM_WIDTH:
+                name = "n" if self.n > MAX_BEAM_WIDTH else "best_of"
+                raise BadRequest(
+                    f"{name} is {self.num_samples}; with beam search it must be at most {MAX_BEAM_WIDTH}", param=name
+                )
+            return
+        if self.n > self.beam_width:
+            raise BadRequest(f"n is {self.n}, beam_width is {self.beam_width}; lower n or raise beam_width", param="n")
+        if self.best_of not in (None, self.beam_width):
+            raise BadRequest(
+                f"best_of is {self.best_of}, beam_width is {self.beam_width}; they mean the same, send one",
+                param="best_of",
+            )
 
     def _keep_as_typed(self) -> None:
         """A lone string would otherwise be read as its letters."""
@@ -103,6 +166,16 @@ class SamplingParams:
         if bias is not None and not isinstance(bias, Mapping):
             raise BadRequest("logit_bias must map token ids to numbers", param="logit_bias")
         object.__setattr__(self, "logit_bias", {} if bias is None else bias)
+
+    @property
+    def num_samples(self) -> int:
+        """Sequences that run for one prompt, of which n are given out."""
+        return self.beam_width or self.best_of or self.n
+
+    @property
+    def picks_best(self) -> bool:
+        """More samples are drawn than given out: nothing can be given out before all have ended."""
+        return not self.use_beam_search and self.num_samples > self.n
 
     @property
     def is_greedy(self) -> bool:

@@ -15,6 +15,7 @@ HUGE = 10**400
 # name -> (values at the bounds, values beyond them)
 BOUNDS: dict[str, tuple[list[Any], list[Any]]] = {
     "n": ([1, 128], [0, -1, 129, 2**31, HUGE]),
+    "best_of": ([None, 1, 128], [0, -1, 129, HUGE]),
     "temperature": ([0, 0.0, 2.0], [-0.1, 2.1, HUGE]),
     "top_p": ([1e-9, 1.0, 1], [0.0, -0.1, 1.1]),
     "top_k": ([-1, 0, 1, 2**31 - 1], [-2, 2**31]),
@@ -31,9 +32,17 @@ BOUNDS: dict[str, tuple[list[Any], list[Any]]] = {
     "stop": ([(), ("a",), ("x" * 1024,), ("a",) * 64], [("",), ("x" * 1025,), ("책" * 342,), ("a",) * 65]),
     "stop_token_ids": ([(), (0,), (2**31 - 1,), (1,) * 1024], [(-1,), (2**31,), (1,) * 1025]),
 }
-WHOLE = ("n", "top_k", "seed", "max_tokens", "min_tokens", "logprobs", "prompt_logprobs")
-REAL = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
-SWITCHES = ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens")
+WHOLE = ("n", "best_of", "beam_width", "top_k", "seed", "max_tokens", "min_tokens", "logprobs", "prompt_logprobs")
+REAL = (
+    "temperature",
+    "length_penalty",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+)
+SWITCHES = ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens", "use_beam_search")
 
 
 @pytest.mark.parametrize(("name", "value"), [(name, value) for name, (good, _) in BOUNDS.items() for value in good])
@@ -99,3 +108,82 @@ def test_greedy_begins_where_dividing_would_overflow() -> None:
     assert SamplingParams(temperature=0).is_greedy
     assert SamplingParams(temperature=9e-6).is_greedy
     assert not SamplingParams(temperature=1e-5).is_greedy
+
+
+@pytest.mark.parametrize(
+    ("name", "good", "bad"),
+    [
+        ("beam_width", [None, 1, 64], [0, -1, 65, HUGE]),
+        ("length_penalty", [-10, 0, 10.0], [-10.1, 10.1, HUGE]),
+        ("early_stopping", [False, True, "never"], ["always", None, 1, 0.5]),
+        ("n", [1, 64], [65, 128]),
+        ("best_of", [1, 64], [65, 128]),
+    ],
+)
+def test_bounds_of_beam_search(name: str, good: list[Any], bad: list[Any]) -> None:
+    for value in good:
+        assert getattr(SamplingParams(use_beam_search=True, **{name: value}), name) == value
+    for value in bad:
+        with pytest.raises(BadRequest, match="must") as caught:
+            SamplingParams(use_beam_search=True, **{name: value})
+        assert caught.value.param == name
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("temperature", 0.5),
+        ("temperature", 2.0),
+        ("top_p", 0.9),
+        ("top_k", 1),
+        ("min_p", 0.1),
+        ("repetition_penalty", 1.1),
+        ("presence_penalty", 0.5),
+        ("frequency_penalty", -0.5),
+        ("logit_bias", {1: 5.0}),
+        ("stop", ("a",)),
+        ("max_tokens", 0),
+    ],
+)
+def test_beam_search_refuses_what_changes_single_draws(name: str, value: Any) -> None:
+    options = {name: value} | ({"prompt_logprobs": 0} if name == "max_tokens" else {})
+    with pytest.raises(BadRequest, match="beam search") as caught:
+        SamplingParams(use_beam_search=True, **options)
+    assert caught.value.param == name
+
+
+@pytest.mark.parametrize(("name", "value"), [("beam_width", 2), ("length_penalty", 0.5), ("early_stopping", True)])
+def test_what_only_beam_search_knows_needs_it(name: str, value: Any) -> None:
+    with pytest.raises(BadRequest, match="set use_beam_search") as caught:
+        SamplingParams(**{name: value})
+    assert caught.value.param == name
+
+
+def test_a_search_is_as_wide_as_it_is_told_or_as_its_answers_ask() -> None:
+    def width(**options: Any) -> int:
+        return SamplingParams(use_beam_search=True, **options).num_samples
+
+    assert [width(), width(n=3), width(n=2, best_of=5), width(n=2, beam_width=4)] == [1, 3, 5, 4]
+    assert width(n=2, best_of=4, beam_width=4) == 4
+    for options, name in (({"n": 5, "beam_width": 4}, "n"), ({"best_of": 5, "beam_width": 4}, "best_of")):
+        with pytest.raises(BadRequest) as caught:
+            width(**options)
+        assert caught.value.param == name
+
+
+def test_beam_search_draws_nothing_so_the_default_temperature_is_none() -> None:
+    params = SamplingParams(use_beam_search=True, top_k=-1, seed=7)
+    assert params.is_greedy
+    assert params == SamplingParams(use_beam_search=True, temperature=0.0, top_k=-1, seed=7)
+
+
+def test_the_best_are_picked_only_where_more_are_drawn_than_given_out() -> None:
+    assert not SamplingParams(n=3).picks_best
+    assert not SamplingParams(n=3, best_of=3).picks_best
+    assert not SamplingParams(n=1, best_of=3, use_beam_search=True).picks_best
+    params = SamplingParams(n=2, best_of=3)
+    assert params.picks_best
+    assert params.num_samples == 3
+    with pytest.raises(BadRequest, match="raise best_of") as caught:
+        SamplingParams(n=3, best_of=2)
+    assert caught.value.param == "best_of"
