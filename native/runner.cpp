@@ -84,6 +84,13 @@ Runner::~Runner() {
   unmap_memory(partials_, partial_bytes_);
 }
 
+void Runner::trim() noexcept {
+  discard_memory(workspace_, program_.workspace_bytes());
+  discard_memory(rounded_, program_.rounded_bytes());
+  discard_memory(scratch_, scratch_bytes_ * static_cast<size_t>(pool_.size()));
+  discard_memory(partials_, partial_bytes_);
+}
+
 void Runner::check(const StepArrays& step, const std::vector<int32_t>& wanted) const {
   require(step.slots.size() == num_groups_ && step.block_tables.size() == num_groups_,
           "slots and block tables: one a KV group");

@@ -54,6 +54,9 @@ class Runner {
   // the arena or the vocabulary, having run nothing.
   void run(const StepArrays& step, const std::vector<int32_t>& wanted, HeadConsumer& consumer);
 
+  // Between steps: the memory of activations goes back to the system, and the next step takes what it needs again.
+  void trim() noexcept;
+
  private:
   void check(const StepArrays& step, const std::vector<int32_t>& wanted) const;
   void run_stages(const StepArrays& step, const std::vector<int32_t>& wanted, HeadConsumer& consumer, int thread);

@@ -21,6 +21,7 @@ MAX_BLOCK_SIZE = 2**16
 MAX_NUM_SEQS = 2**16
 MAX_NUM_BATCHED_TOKENS = 2**20
 MAX_NUM_THREADS = 1024
+MAX_IDLE_SECONDS = 1e9  # thirty years: a larger number is a mistake
 Dtype = Literal["auto", "float32", "bfloat16"]
 KVDtype = Literal["auto", "bfloat16", "float32"]
 ExecutorName = Literal["auto", "cpu", "reference", "fake"]
@@ -42,6 +43,7 @@ class EngineConfig:
     kv_cache_memory_bytes: int | None = None
     gpu_memory_utilization: float = 0.5  # on a CPU: the share of the memory available to this process KV may grow to
     enable_prefix_caching: bool = True
+    kv_cache_idle_seconds: float = 600.0  # cached blocks that nobody used for so long give their memory back; 0: never
     watermark: float = 0.01  # share of the pool kept free when a new request is admitted
     seed: int = 0  # of the engine's own generator, from which requests without a seed draw one
     num_threads: int | None = None  # None: physical cores in the affinity mask, capped by the cgroup's quota
@@ -74,6 +76,12 @@ class EngineConfig:
             )
         if not _is_real(self.watermark) or not 0.0 <= self.watermark < 1.0:
             raise ConfigError(f"watermark is {self.watermark!r}; it must be from 0 to below 1", param="watermark")
+        if not _is_real(self.kv_cache_idle_seconds) or not 0.0 <= self.kv_cache_idle_seconds <= MAX_IDLE_SECONDS:
+            raise ConfigError(
+                f"kv_cache_idle_seconds is {self.kv_cache_idle_seconds!r}; it must be from 0, which means never, to "
+                f"{MAX_IDLE_SECONDS:.0f}",
+                param="kv_cache_idle_seconds",
+            )
         for name, allowed in (
             ("executor", ("auto", "cpu", "reference", "fake")),
             ("dtype", ("auto", "float32", "bfloat16")),

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from octavo.core.scheduler import Scheduler, SchedulerConfig
 from octavo.core.scheduler_output import AddedRow
+from octavo.engine.cache_keeper import CacheKeeper, MemorySource
 from octavo.engine.engine import Engine, EngineRequest
 from octavo.engine.fake_model import fake_next_token
 from octavo.engine.info import EngineInfo
@@ -43,7 +44,12 @@ def make_engine(
     fail_row: Callable[[AddedRow, tuple[int, ...]], str | None] | None = None,
     tokenizer: FakeTokenizer | None = None,
     seed: int = 0,
+    memory: MemorySource | None = None,
+    idle_seconds: float = 0.0,
+    clock: Callable[[], float] | None = None,
+    strict: bool = True,
 ) -> Engine:
+    """`memory`: with a cache keeper that keeps 100 of its bytes available; a block has 12 bytes."""
     tokenizer = tokenizer or FakeTokenizer()
     config = SchedulerConfig(
         num_blocks=num_blocks,
@@ -68,13 +74,19 @@ def make_engine(
         max_num_batched_tokens=max_num_batched_tokens, vocab_size=tokenizer.vocab_size,
         enable_prefix_caching=enable_prefix_caching, eos_token_ids=(EOS,),
     )  # fmt: skip
+    scheduler = Scheduler(config)
+    keeper = None
+    if memory is not None:
+        keeper = CacheKeeper(scheduler, memory, block_bytes=12, idle_seconds=idle_seconds, reserve_bytes=100)
     return Engine(
-        scheduler=Scheduler(config),
+        scheduler=scheduler,
         executor=executor,
         tokenizer=tokenizer,
         info=info,
-        clock=Clock(),
+        clock=clock or Clock(),
         rng=random.Random(seed),
+        keeper=keeper,
+        strict=strict,
     )
 
 

@@ -48,7 +48,7 @@ class InProcessEngine:
 
     def __init__(self, **options: Any) -> None:
         defaults: dict[str, Any] = {"model": "fake", "max_model_len": 128, "block_size": 4, "max_num_seqs": 8}
-        self.engine: Engine = build_engine(EngineConfig(**(defaults | options)))
+        self.engine: Engine = build_engine(EngineConfig(**(defaults | options)), strict=True)
         self.info = self.engine.info
         self.died = asyncio.Event()
         self.healthy = True

@@ -91,6 +91,13 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option("enable-prefix-caching", "engine", "switch", "Keep the blocks of prompts for later equal prefixes."),
     Option(
+        "kv-cache-idle-seconds",
+        "engine",
+        "real",
+        "Give the memory of cached prefixes back when nobody used them for so long; 0 keeps them. When memory runs "
+        "short they go sooner, oldest first.",
+    ),
+    Option(
         "kv-cache-dtype", "engine", "choice", "How keys and values are stored.", choices=("auto", "bfloat16", "float32")
     ),
     Option(

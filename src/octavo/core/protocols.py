@@ -34,6 +34,9 @@ class Executor(Protocol):
     def release_blocks(self, block_ids: Sequence[BlockId]) -> None:
         """These blocks hold nothing any more: their memory may go back to the system."""
 
+    def trim(self) -> None:
+        """Nothing runs: working memory that a step takes again when it needs it may go back to the system."""
+
     def read_block(self, block_id: BlockId) -> bytes:
         """The block's payload in the private layout, `kv_bytes_per_block` long."""
 

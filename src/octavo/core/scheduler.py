@@ -184,6 +184,10 @@ class Scheduler:
         """Blocks whose memory is taken. O(1)."""
         return self.kv.pool.num_resident
 
+    @property
+    def num_cached_blocks(self) -> int:
+        return self.kv.pool.num_cached
+
     def sequences(self) -> Listing[Sequence]:
         """Live sequences, to read."""
         return tuple(self._roster.sequences.values())

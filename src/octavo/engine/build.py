@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING
 
 from octavo.config import Dtype, EngineConfig, ExecutorName, KVDtype, octavo_home
 from octavo.core.scheduler import Scheduler, SchedulerConfig
+from octavo.engine.cache_keeper import CacheKeeper, MemorySource, reserve_bytes
 from octavo.engine.engine import Engine
 from octavo.engine.fake_model import fake_next_token
 from octavo.engine.info import EngineInfo
 from octavo.engine.kv_budget import KVBudget, plan_kv_budget
-from octavo.engine.memory import available_bytes
+from octavo.engine.memory import SystemMemory, available_bytes
 from octavo.errors import ConfigError
 from octavo.loading.model_files import ModelFiles, resolve
 from octavo.loading.model_names import FAKE_MODEL
@@ -54,8 +55,15 @@ class _Parts:
     warnings: tuple[str, ...] = ()
 
 
-def build_engine(config: EngineConfig, progress: ProgressCallback | None = None) -> Engine:
-    """Raises ConfigError or ModelFileError. `progress` hears of fetching and loading."""
+def build_engine(
+    config: EngineConfig,
+    progress: ProgressCallback | None = None,
+    *,
+    memory: MemorySource | None = None,
+    strict: bool = False,
+) -> Engine:
+    """Raises ConfigError or ModelFileError. `progress` hears of fetching and loading. `memory` stands in for this
+    system's; `strict`: wrong block accounts raise."""
     report = progress or _silent
     files = _resolve(config, report)
     executor_name = _executor_name(config, files)
@@ -86,14 +94,28 @@ def build_engine(config: EngineConfig, progress: ProgressCallback | None = None)
         chat_template=parts.chat_template,
         warnings=parts.warnings + budget.warnings,
     )
+    scheduler = Scheduler(_scheduler_config(config, parts))
     return Engine(
-        scheduler=Scheduler(_scheduler_config(config, parts)),
+        scheduler=scheduler,
         executor=parts.executor,
         tokenizer=parts.tokenizer,
         info=info,
         clock=time.monotonic,
         rng=random.Random(config.seed),
         fingerprint=parts.fingerprint,
+        keeper=_cache_keeper(config, scheduler, kind.kv_bytes_per_block, memory or SystemMemory()),
+        strict=strict,
+    )
+
+
+def _cache_keeper(config: EngineConfig, scheduler: Scheduler, block_bytes: int, memory: MemorySource) -> CacheKeeper:
+    step_blocks = config.max_num_batched_tokens // config.block_size + config.max_num_seqs
+    return CacheKeeper(
+        scheduler,
+        memory,
+        block_bytes=block_bytes,
+        idle_seconds=config.kv_cache_idle_seconds,
+        reserve_bytes=reserve_bytes(memory.available_bytes(), step_blocks * block_bytes),
     )
 
 

@@ -5,7 +5,8 @@ the wall clock. One request's fault ends that request alone, with finish_reason 
 the engine as a whole is broken. Called by one thread: the engine process's loop, or `LLM`.
 
 Invariants: every request taken by `add_request` ends with exactly one finish_reason a sample; when none is left, the
-block pool is as at the start except for cached blocks (`check_idle` looks).
+block pool is as at the start except for cached blocks (`check_idle` looks); memory that blocks held goes back in the
+step in which they come to hold nothing.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING
 from octavo.core import prefix_key
 from octavo.core.request import Request
 from octavo.engine.engine_request import EngineRequest
+from octavo.engine.idle_check import IdleCheck
 from octavo.engine.info import EngineInfo, EngineStats
 from octavo.engine.output_processor import OutputProcessor
 from octavo.errors import BadRequest
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from octavo.core.protocols import Executor
     from octavo.core.request import SequenceUpdate
     from octavo.core.scheduler import Scheduler
+    from octavo.engine.cache_keeper import CacheKeeper
     from octavo.loading.tokenizer import TokenizerLike
 
 __all__ = ["Engine", "EngineRequest"]
@@ -48,8 +51,11 @@ class Engine:
         clock: Callable[[], float],
         rng: random.Random,
         fingerprint: str = "",
+        keeper: CacheKeeper | None = None,
+        strict: bool = False,
     ) -> None:
-        """`clock`: monotonic seconds. `rng` draws seeds for requests without one. `fingerprint`: of the weights."""
+        """`clock`: monotonic seconds. `rng` draws seeds for requests without one. `fingerprint`: of the weights.
+        Without `keeper` the cache never shrinks by itself. `strict`: wrong block accounts raise; for tests."""
         self.info = info
         self.tokenizer = tokenizer
         self.executor = executor
@@ -62,8 +68,9 @@ class Engine:
         self._num_steps = 0
         self._step_seconds = 0.0
         self._executor_seconds = 0.0
-        self._num_integrity_failures = 0
-        self._checked_at_step = 0
+        self._keeper = keeper
+        self._accounts = IdleCheck(scheduler, clock, strict=strict)
+        self._trimmed_at_step = 0
         self.ran_nothing = False  # the last step had requests but no plan: what they wait for comes from elsewhere
 
     @property
@@ -123,6 +130,7 @@ class Engine:
                     deltas.append(delta)
             self._outputs.counters.iteration_tokens.add(plan.num_tokens)
             self._num_steps += 1
+        self._keep_cache(began)
         if self._pending:  # requests that a fault ended meanwhile
             deltas += self._pending
             self._pending = []
@@ -131,17 +139,22 @@ class Engine:
         return deltas
 
     def check_idle(self) -> None:
-        """Checks the block accounts when nothing runs and something ran since the last check. Never raises: a leak
-        is counted and logged, so that a person hears of it before the memory is gone."""
-        if self.scheduler.has_unfinished or self._checked_at_step == self._num_steps:
+        """Checks the block accounts, as far as that is quick, when nothing runs and something ran since: at every
+        idle moment. Raises only under `strict`."""
+        if not self.has_unfinished:
+            self._accounts.look(self._num_steps)
+
+    def rest(self) -> None:
+        """Nothing runs and nobody has asked for anything lately: checks the accounts whole, drops cached blocks that
+        are due, and gives back what memory the steps worked in."""
+        if self.has_unfinished:
             return
-        self._checked_at_step = self._num_steps
+        self._accounts.look_at_all(self._num_steps)
+        self._keep_cache(self._clock())
         self._release_blocks()
-        try:
-            self.scheduler.check_integrity()
-        except Exception:
-            self._num_integrity_failures += 1
-            _log.exception("the idle check found the block accounts wrong")
+        if self._trimmed_at_step != self._num_steps:
+            self._trimmed_at_step = self._num_steps
+            self.executor.trim()
 
     def stats(self) -> EngineStats:
         core, counters = self.scheduler.stats(), self._outputs.counters
@@ -153,6 +166,10 @@ class Engine:
             num_blocks_used=core.num_used_blocks,
             num_blocks_cached=core.num_cached_blocks,
             num_blocks_free=core.num_free_blocks,
+            num_blocks_shared=core.num_shared_blocks,
+            num_tokens_saved=core.num_tokens_saved,
+            num_slots_wasted=core.num_wasted_slots,
+            is_memory_tight=self._keeper is not None and self._keeper.is_tight,
             num_prompt_tokens=counters.num_prompt_tokens,
             num_prompt_tokens_cached=counters.num_prompt_tokens_cached,
             num_generation_tokens=counters.num_generation_tokens,
@@ -161,9 +178,13 @@ class Engine:
             num_preemptions=core.num_preemptions,
             num_block_copies=core.num_copies,
             num_blocks_folded=core.num_folded,
+            num_blocks_evicted=core.num_evicted,
+            num_blocks_dropped=dict(self._keeper.num_dropped) if self._keeper is not None else {},
+            num_blocks_given_back=core.num_given_back,
+            num_parks=core.num_parks,
             request_success=dict(counters.request_success),
             num_corrupted_requests=counters.num_corrupted_requests,
-            num_integrity_failures=self._num_integrity_failures,
+            num_integrity_failures=self._accounts.num_failures,
             num_steps=self._num_steps,
             step_seconds=self._step_seconds,
             executor_seconds=self._executor_seconds,
@@ -187,6 +208,10 @@ class Engine:
         if outcome.must_stop:
             self.scheduler.finish(update.seq_id)
         return outcome.delta
+
+    def _keep_cache(self, now: float) -> None:
+        if self._keeper is not None:
+            self._keeper.look(now)
 
     def _release_blocks(self) -> None:
         released = self.scheduler.take_released()

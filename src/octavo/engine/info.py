@@ -9,6 +9,8 @@ from __future__ import annotations
 from bisect import bisect_left
 from dataclasses import dataclass, field
 
+from octavo.core.protocols import TierStats
+
 ITERATION_TOKEN_BOUNDS = (1.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0, 16384.0)
 LATENCY_BOUNDS = (
     *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75),
@@ -87,15 +89,25 @@ class EngineStats:
     num_blocks_used: int = 0  # in some sequence's table
     num_blocks_cached: int = 0  # in nobody's table, findable by their key
     num_blocks_free: int = 0  # neither
+    num_blocks_shared: int = 0  # of the used ones, in several tables
+    num_tokens_saved: int = 0  # by sharing: tokens that would need memory of their own without it
+    num_slots_wasted: int = 0  # of used blocks, without a token: at most block_size - 1 a sequence and KV group
+    is_memory_tight: bool = False  # the cache shrinks because memory is short
+    tiers: tuple[TierStats, ...] = ()
     # counters
     num_prompt_tokens: int = 0
     num_prompt_tokens_cached: int = 0
     num_generation_tokens: int = 0
     num_prefix_cache_queries: int = 0  # tokens looked up
     num_prefix_cache_hits: int = 0  # tokens found
+    num_prefix_hits_by_tier: dict[str, int] = field(default_factory=dict)  # of them, brought back by a tier, by name
     num_preemptions: int = 0
     num_block_copies: int = 0
     num_blocks_folded: int = 0
+    num_blocks_evicted: int = 0  # cached blocks that lost their key: reused, dropped or reset
+    num_blocks_dropped: dict[str, int] = field(default_factory=dict)  # of them, to give memory back: idle, pressure
+    num_blocks_given_back: int = 0  # blocks whose memory went back to the system
+    num_parks: int = 0  # samples of a running request that gave up their blocks
     request_success: dict[str, int] = field(default_factory=dict)  # requests ended, by finish reason
     num_corrupted_requests: int = 0  # samples ended by NaN logits
     num_integrity_failures: int = 0  # idle checks that found the block accounts wrong

@@ -157,10 +157,11 @@ class StepLoop:
 
     def _idle(self) -> None:
         """Waits for a message; when a heartbeat passes without one, looks after the house."""
+        self._engine.check_idle()
         self._progress_time = time.monotonic()
         self._channel.wait(max(0.0, self._heartbeat_time + HEARTBEAT_SECONDS - time.monotonic()))
         if time.monotonic() - self._heartbeat_time >= HEARTBEAT_SECONDS:
-            self._engine.check_idle()
+            self._engine.rest()
             self._send_heartbeat()
 
     def _pause(self) -> None:

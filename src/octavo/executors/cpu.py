@@ -150,6 +150,10 @@ class CpuExecutor:
         """Whole pages inside go back to the system."""
         self._arena.release(list(block_ids))
 
+    def trim(self) -> None:
+        """The activations' memory goes back to the system."""
+        self._runner.trim()
+
     def read_block(self, block_id: BlockId) -> bytes:
         return self._arena.read(block_id)
 

@@ -101,6 +101,9 @@ class ReferenceExecutor:
         for block_id in block_ids:
             self._blocks.pop(block_id, None)
 
+    def trim(self) -> None:
+        """A step's memory is gone with the step."""
+
     def read_block(self, block_id: BlockId) -> bytes:
         return self._block(block_id).tobytes()
 

@@ -28,6 +28,7 @@ class ScriptedEngine:
         self.refusal: Exception | None = None
         self.ran_nothing = False
         self.num_idle_checks = 0
+        self.num_rests = 0
 
     @property
     def info(self) -> EngineInfo:
@@ -50,6 +51,9 @@ class ScriptedEngine:
 
     def check_idle(self) -> None:
         self.num_idle_checks += 1
+
+    def rest(self) -> None:
+        self.num_rests += 1
 
     def stats(self) -> EngineStats:
         return EngineStats(time=0.0)
@@ -193,12 +197,31 @@ def test_an_idle_loop_looks_after_the_house_with_each_heartbeat(
 
     class Channel(frames.EngineChannel):
         def wait(self, timeout_seconds: float) -> None:
-            if engine.num_idle_checks == 3:
+            if engine.num_rests == 3:
                 server.socket.close()
             super().wait(0.0)
 
     run(engine, Channel(theirs))
-    assert engine.num_idle_checks >= 3
+    assert engine.num_rests >= 3
+
+
+def test_the_accounts_are_checked_whenever_the_loop_has_nothing_to_do_not_only_after_a_heartbeat(
+    ends: tuple[Server, socket.socket],
+) -> None:
+    server, theirs = ends
+    engine = ScriptedEngine()
+    engine.script = [lambda: []]
+    checks_before_waiting: list[int] = []
+
+    class Channel(frames.EngineChannel):
+        def wait(self, timeout_seconds: float) -> None:
+            checks_before_waiting.append(engine.num_idle_checks)
+            server.leave()
+            super().wait(0.0)
+
+    run(engine, Channel(theirs))
+    assert checks_before_waiting[0] == 1
+    assert engine.num_rests == 0
 
 
 def test_requests_that_never_get_a_plan_end_the_engine(
