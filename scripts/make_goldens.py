@@ -1,6 +1,6 @@
-"""Makes tiny random Llama models and asks transformers (float32, eager) what they say: tests/goldens/<name>/.
+"""Makes tiny random models of every family and asks transformers (float32, eager) what they say: tests/goldens/<name>/.
 
-    python scripts/make_goldens.py [OUT_DIR]
+    python scripts/make_goldens.py [OUT_DIR [NAME ...]]
 
 Runs in an environment with torch and transformers (not octavo's own). A folder holds config.json and
 model.safetensors as transformers writes them, golden.json (prompts, 32 greedy tokens each, the smallest gap between
@@ -85,6 +85,46 @@ MODELS: dict[str, dict[str, Any]] = {
         "sliding_window": None,
         "dtype": "bfloat16",
     },
+    "mistral-window": {
+        "architecture": "mistral",
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "vocab_size": 260,
+        "tie_word_embeddings": True,
+        "sliding_window": 20,
+        "dtype": "bfloat16",
+    },
+    "qwen2-half-sliding": {  # two KV groups
+        "architecture": "qwen2",
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "vocab_size": 270,
+        "tie_word_embeddings": True,
+        "use_sliding_window": True,
+        "sliding_window": 24,
+        "max_window_layers": 1,
+        "dtype": "bfloat16",
+    },
+    "qwen3-mostly-sliding": {  # 2 full and 5 sliding layers: four KV groups of two, the last of them half empty
+        "architecture": "qwen3",
+        "num_hidden_layers": 7,
+        "hidden_size": 48,
+        "intermediate_size": 64,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 1,
+        "head_dim": 32,
+        "vocab_size": 280,
+        "tie_word_embeddings": False,
+        "attention_bias": True,
+        "use_sliding_window": True,
+        "sliding_window": 24,
+        "layer_types": ["full_attention" if layer % 3 == 2 else "sliding_attention" for layer in range(7)],
+        "dtype": "bfloat16",
+    },
 }
 
 
@@ -96,7 +136,7 @@ def random_model(name: str, seed: int) -> Any:
     options = COMMON | MODELS[name]
     architecture = options.pop("architecture", "llama")
     dtype = getattr(torch, options.pop("dtype", "float32"))
-    kind = {"llama": "Llama", "mistral": "Mistral"}[architecture]
+    kind = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}[architecture]
     config = getattr(transformers, f"{kind}Config")(**options)
     config._attn_implementation = "eager"
     model = getattr(transformers, f"{kind}ForCausalLM")(config).eval()
@@ -166,8 +206,8 @@ def save(model: Any, folder: Path, golden: dict[str, Any], logits: np.ndarray) -
     (folder / "golden.json").write_text("{\n" + "\n".join(lines) + "\n}\n")
 
 
-def main(out_dir: Path) -> None:
-    for name in MODELS:
+def main(out_dir: Path, names: list[str]) -> None:
+    for name in names or MODELS:
         for seed in range(100):
             model = random_model(name, seed)
             golden, logits = golden_of(model)
@@ -181,4 +221,4 @@ def main(out_dir: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parents[1] / "tests/goldens")
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parents[1] / "tests/goldens", sys.argv[2:])

@@ -118,6 +118,34 @@ LIVE: dict[str, dict[str, Any]] = {
     },
     "tied": {"num_attention_heads": 6, "num_key_value_heads": 2, "tie_word_embeddings": True},
     "mistral": {"model_type": "mistral", "num_attention_heads": 4, "num_key_value_heads": 2, "sliding_window": 64},
+    "mistral, a window": {
+        "model_type": "mistral",
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "sliding_window": 9,
+    },
+    "qwen2": {"model_type": "qwen2", "num_attention_heads": 4, "num_key_value_heads": 2, "sliding_window": 7},
+    "qwen2, later layers slide": {
+        "model_type": "qwen2",
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "use_sliding_window": True,
+        "sliding_window": 19,
+        "max_window_layers": 1,
+    },
+    "qwen3": {"model_type": "qwen3", "num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": True},
+    "qwen3, layers by name": {
+        "model_type": "qwen3",
+        "num_hidden_layers": 5,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 32,
+        "attention_bias": True,
+        "use_sliding_window": True,
+        "sliding_window": 16,
+        "layer_types": ["full_attention" if layer in (1, 4) else "sliding_attention" for layer in range(5)],
+    },
 }
 
 
@@ -154,7 +182,7 @@ def test_the_reference_executor_agrees_on_a_random_model(name: str) -> None:
         max_model_len=64,
         keep_logits=True,
     )
-    driver = Driver(executor, block_size=16, num_blocks=64)
+    driver = Driver(executor, block_size=16, num_blocks=64, num_groups=len(executor.program.kv_groups))
     for length in (1, 2, 17, 60):
         (result,) = driver.generate([tokens[:length]], max_tokens=1, chunk=13)
         np.testing.assert_allclose(result.logits[0], expected[length - 1], rtol=0.0, atol=LOGIT_TOLERANCE)

@@ -15,7 +15,10 @@ from octavo.models.registry import family_for_hf
 from octavo.program.ops import Program
 
 GOLDENS = Path(__file__).parents[1] / "goldens"
-NAMES = ("llama-tied", "llama-gqa3-bias", "llama-gqa4-linear", "llama-llama3", "mistral")
+NAMES = (
+    *("llama-tied", "llama-gqa3-bias", "llama-gqa4-linear", "llama-llama3", "mistral"),
+    *("mistral-window", "qwen2-half-sliding", "qwen3-mostly-sliding"),
+)
 
 Float32 = npt.NDArray[np.float32]
 

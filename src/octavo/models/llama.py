@@ -1,98 +1,54 @@
 """The Llama family: RMS norms, rotary positions, grouped-query attention, a gated feed-forward; Mistral among it.
 
 Refuses, naming the field, every configuration it would run wrongly: experts, quantised safetensors, unknown rotary
-kinds, activations and numbers no model can mean. A Mistral window shorter than the context lowers `max_model_len` to
-the window, inside which full and windowed attention are the same.
+kinds, activations and numbers no model can mean.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from octavo.errors import ModelFileError
 from octavo.models.checkpoint import CheckpointTensor
-from octavo.models.fields import (
-    MAX_CONTEXT,
-    MAX_FFN_WIDTH,
-    MAX_HEAD_DIM,
-    MAX_HEADS,
-    MAX_LAYERS,
-    MAX_VOCAB,
-    MAX_WIDTH,
-    Fields,
-)
+from octavo.models.decoder import Sizes, gguf_sizes, hf_activation, hf_sizes, in_model, windows_of
+from octavo.models.fields import MAX_CONTEXT, Fields
 from octavo.models.rope import gguf_frequencies, hf_frequencies
 from octavo.program.ops import ActivationName, Program
 from octavo.program.trace import ProgramBuilder
 
-HF_ACTIVATIONS: dict[str, ActivationName] = {
-    "silu": "silu",
-    "swish": "silu",
-    "gelu": "gelu",
-    "gelu_new": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "relu": "relu",
-}
-MIN_EPS, MAX_EPS = 1e-12, 1e-1
-
 
 @dataclass(frozen=True, slots=True)
-class LlamaConfig:
-    num_layers: int
-    width: int  # of the hidden state
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    ffn_width: int
-    vocab_size: int
-    max_model_len: int
-    eps: float
+class LlamaConfig(Sizes):
     inv_freq: tuple[float, ...]  # head_dim / 2 entries, scaled
     activation: ActivationName
     tied: bool  # the head is the embedding, one parameter
     qkv_bias: bool
     attention_out_bias: bool
     mlp_bias: bool
+    windows: tuple[int | None, ...]  # attention span of each layer in tokens, None for full
 
 
 def hf_config(config: Mapping[str, Any]) -> LlamaConfig:
     """From config.json, with the defaults transformers gives to absent fields. Raises ModelFileError."""
     fields = Fields(config, "config.json")
-    if fields.has("quantization_config"):
-        raise ModelFileError("config.json: quantization_config is present; quantised safetensors are not read")
-    mistral = config.get("model_type") == "mistral"
-    width = fields.whole("hidden_size", 1, MAX_WIDTH)
-    num_heads = fields.whole("num_attention_heads", 1, MAX_HEADS)
-    if not fields.has("head_dim"):
-        fields.divides("num_attention_heads", num_heads, "hidden_size", width)
-    head_dim = _head_dim(fields, "head_dim", width // num_heads)
-    num_kv_heads = fields.whole("num_key_value_heads", 1, num_heads, min(8, num_heads) if mistral else num_heads)
-    fields.divides("num_key_value_heads", num_kv_heads, "num_attention_heads", num_heads)
-    context = fields.whole("max_position_embeddings", 1, MAX_CONTEXT, 131072 if mistral else 2048)
-    if mistral and config.get("sliding_window", 4096) is not None:
-        context = min(context, fields.whole("sliding_window", 1, MAX_CONTEXT, 4096))
-    activation = fields.text("hidden_act", "silu")
-    if activation not in HF_ACTIVATIONS:
-        raise fields.refusal("hidden_act", activation, f"known are {', '.join(HF_ACTIVATIONS)}")
+    if config.get("model_type") == "mistral":
+        sizes = hf_sizes(fields, context=131072, num_kv_heads=lambda num_heads: min(8, num_heads))
+        has_window = config.get("sliding_window", 4096) is not None
+        window = fields.whole("sliding_window", 1, MAX_CONTEXT, 4096) if has_window else None
+    else:
+        sizes, window = hf_sizes(fields, context=2048), None
     attention_bias = fields.flag("attention_bias", False)
     return LlamaConfig(
-        num_layers=fields.whole("num_hidden_layers", 1, MAX_LAYERS),
-        width=width,
-        num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-        head_dim=head_dim,
-        ffn_width=fields.whole("intermediate_size", 1, MAX_FFN_WIDTH),
-        vocab_size=fields.whole("vocab_size", 1, MAX_VOCAB),
-        max_model_len=context,
-        eps=fields.real("rms_norm_eps", MIN_EPS, MAX_EPS, 1e-6),
-        inv_freq=hf_frequencies(fields, head_dim),
-        activation=HF_ACTIVATIONS[activation],
+        **asdict(sizes),
+        inv_freq=hf_frequencies(fields, sizes.head_dim),
+        activation=hf_activation(fields, "hidden_act", "silu"),
         tied=fields.flag("tie_word_embeddings", False),
         qkv_bias=attention_bias,
         attention_out_bias=attention_bias,
         mlp_bias=fields.flag("mlp_bias", False),
+        windows=windows_of(sizes, window, lambda _: True),
     )
 
 
@@ -104,37 +60,18 @@ def gguf_config(
     """From GGUF metadata. See `registry.GgufConfigReader` for the other arguments. Raises ModelFileError."""
     fields = Fields(metadata, "GGUF", "llama.")
     names = frozenset(tensor_names or ())
-    if fields.whole("expert_count", 0, MAX_FFN_WIDTH, 0):
-        raise ModelFileError("GGUF: llama.expert_count is not 0; mixtures of experts are not known to this family")
     if rope_freqs is None and "rope_freqs.weight" in names:
         raise ModelFileError("GGUF: rope_freqs.weight is in the file, but its values were not read")
-    width = fields.whole("embedding_length", 1, MAX_WIDTH)
-    num_heads = fields.whole("attention.head_count", 1, MAX_HEADS)
-    if not fields.has("attention.key_length"):
-        fields.divides("attention.head_count", num_heads, "embedding_length", width)
-    head_dim = _head_dim(fields, "attention.key_length", width // num_heads)
-    for name in ("attention.value_length", "rope.dimension_count"):
-        if fields.whole(name, 1, MAX_HEAD_DIM, head_dim) != head_dim:
-            raise fields.refusal(name, metadata["llama." + name], f"only {head_dim}, as the keys', is known")
-    num_kv_heads = fields.whole("attention.head_count_kv", 1, num_heads, num_heads)
-    fields.divides("attention.head_count_kv", num_kv_heads, "attention.head_count", num_heads)
-    vocab_size = Fields(metadata, "GGUF").length("tokenizer.ggml.tokens", 1, MAX_VOCAB)
+    sizes = gguf_sizes(fields)
     return LlamaConfig(
-        num_layers=fields.whole("block_count", 1, MAX_LAYERS),
-        width=width,
-        num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-        head_dim=head_dim,
-        ffn_width=fields.whole("feed_forward_length", 1, MAX_FFN_WIDTH),
-        vocab_size=fields.whole("vocab_size", 1, MAX_VOCAB, vocab_size),
-        max_model_len=fields.whole("context_length", 1, MAX_CONTEXT),
-        eps=fields.real("attention.layer_norm_rms_epsilon", MIN_EPS, MAX_EPS),
-        inv_freq=gguf_frequencies(fields, head_dim, rope_freqs),
+        **asdict(sizes),
+        inv_freq=gguf_frequencies(fields, sizes.head_dim, rope_freqs),
         activation="silu",
         tied=tensor_names is not None and "output.weight" not in names,
         qkv_bias="blk.0.attn_q.bias" in names,
         attention_out_bias="blk.0.attn_output.bias" in names,
         mlp_bias="blk.0.ffn_gate.bias" in names,
+        windows=(None,) * sizes.num_layers,
     )
 
 
@@ -147,7 +84,6 @@ def trace(config: LlamaConfig) -> Program:
         head_dim=config.head_dim,
         max_model_len=config.max_model_len,
     )
-    q_width, kv_width = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     x = b.embed("embed.weight")
     for layer in range(config.num_layers):
         at = f"layers.{layer}."
@@ -156,11 +92,12 @@ def trace(config: LlamaConfig) -> Program:
             return b.linear(x, f"{at}{name}.weight", out_width, f"{at}{name}.bias" if has_bias else None)
 
         h = b.rms_norm(x, at + "input_norm.weight", config.eps)
-        q = b.rope(linear(h, "q", q_width, config.qkv_bias), config.inv_freq)
-        k = b.rope(linear(h, "k", kv_width, config.qkv_bias), config.inv_freq)
-        v = linear(h, "v", kv_width, config.qkv_bias)
+        q = b.rope(linear(h, "q", config.q_width, config.qkv_bias), config.inv_freq)
+        k = b.rope(linear(h, "k", config.kv_width, config.qkv_bias), config.inv_freq)
+        v = linear(h, "v", config.kv_width, config.qkv_bias)
         b.write_kv(layer, k, v)
-        a = b.attend(q, layer, num_heads=config.num_heads, scale=config.head_dim**-0.5)
+        scale, window = config.head_dim**-0.5, config.windows[layer]
+        a = b.attend(q, layer, num_heads=config.num_heads, scale=scale, sliding_window=window)
         x = b.add(x, linear(a, "o", config.width, config.attention_out_bias))
         h = b.rms_norm(x, at + "mlp_norm.weight", config.eps)
         gate = linear(h, "gate", config.ffn_width, config.mlp_bias)
@@ -169,7 +106,7 @@ def trace(config: LlamaConfig) -> Program:
         x = b.add(x, linear(h, "down", config.width, config.mlp_bias))
     x = b.rms_norm(b.select_rows(x), "final_norm.weight", config.eps)
     b.output(b.linear(x, "embed.weight" if config.tied else "head.weight", config.vocab_size))
-    return b.finish({"family": "llama", "sizes": _sizes(config)})
+    return b.finish({"family": "llama", "sizes": str(config)})
 
 
 def hf_names(config: LlamaConfig) -> dict[str, CheckpointTensor]:
@@ -185,14 +122,14 @@ def hf_names(config: LlamaConfig) -> dict[str, CheckpointTensor]:
         "up": "mlp.up_proj",
         "down": "mlp.down_proj",
     }
-    names = {"embed.weight": _hf("embed_tokens.weight"), "final_norm.weight": _hf("norm.weight")}
+    names = {"embed.weight": in_model("embed_tokens.weight"), "final_norm.weight": in_model("norm.weight")}
     if not config.tied:
         names["head.weight"] = CheckpointTensor("lm_head.weight")
     for layer in range(config.num_layers):
         for own, theirs in rows.items():
-            names[f"layers.{layer}.{own}.weight"] = _hf(f"layers.{layer}.{theirs}.weight")
+            names[f"layers.{layer}.{own}.weight"] = in_model(f"layers.{layer}.{theirs}.weight")
             if _has_bias(config, own):
-                names[f"layers.{layer}.{own}.bias"] = _hf(f"layers.{layer}.{theirs}.bias")
+                names[f"layers.{layer}.{own}.bias"] = in_model(f"layers.{layer}.{theirs}.bias")
     return names
 
 
@@ -228,28 +165,9 @@ def gguf_names(config: LlamaConfig) -> dict[str, CheckpointTensor]:
     return names
 
 
-def _hf(name: str) -> CheckpointTensor:
-    return CheckpointTensor("model." + name, alternatives=(name,))
-
-
 def _has_bias(config: LlamaConfig, name: str) -> bool:
     if name in ("q", "k", "v"):
         return config.qkv_bias
     if name == "o":
         return config.attention_out_bias
     return config.mlp_bias and name in ("gate", "up", "down")
-
-
-def _head_dim(fields: Fields, name: str, default: int) -> int:
-    """An even number: rotary positions turn columns in pairs."""
-    head_dim = fields.whole(name, 2, MAX_HEAD_DIM, default)
-    if head_dim % 2:
-        raise fields.refusal(name, head_dim, "it must be even")
-    return head_dim
-
-
-def _sizes(config: LlamaConfig) -> str:
-    return (
-        f"{config.num_layers} layers, width {config.width}, {config.num_heads} heads over {config.num_kv_heads} of "
-        f"{config.head_dim}, feed-forward {config.ffn_width}, vocabulary {config.vocab_size}"
-    )

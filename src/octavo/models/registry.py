@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from octavo.errors import ModelFileError
-from octavo.models import llama
+from octavo.models import llama, qwen
 from octavo.models.checkpoint import CheckpointTensor
 from octavo.program.ops import Program
 
@@ -56,6 +56,17 @@ FAMILIES: tuple[ModelFamily, ...] = (
         trace=llama.trace,
         hf_names=llama.hf_names,
         gguf_names=llama.gguf_names,
+    ),
+    ModelFamily(
+        name="qwen",
+        hf_architectures=("Qwen2ForCausalLM", "Qwen3ForCausalLM"),
+        hf_model_types=("qwen2", "qwen3"),
+        gguf_architectures=("qwen2", "qwen3"),
+        hf_config=qwen.hf_config,
+        gguf_config=qwen.gguf_config,
+        trace=qwen.trace,
+        hf_names=qwen.hf_names,
+        gguf_names=qwen.gguf_names,
     ),
 )
 

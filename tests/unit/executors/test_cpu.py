@@ -84,10 +84,12 @@ def test_float32_is_near_transformers(isa: str, name: str) -> None:
     golden = load_golden(name)
     source = dict_source(golden_parameters(name))
     executor = make_f32(golden.program, source, isa=isa, max_model_len=256)
-    results = run(executor, golden.prompts, max_tokens=32)
+    num_groups = len(golden.program.kv_groups)
+    results = run(executor, golden.prompts, max_tokens=32, num_groups=num_groups)
     assert [result.token_ids for result in results] == golden.token_ids
     histories = [golden.history(place) for place in range(len(golden.places))]
-    found = Driver(make_f32(golden.program, source, isa=isa, max_model_len=256), block_size=16, num_blocks=NUM_BLOCKS)
+    executor = make_f32(golden.program, source, isa=isa, max_model_len=256)
+    found = Driver(executor, block_size=16, num_blocks=NUM_BLOCKS, num_groups=num_groups)
     logits = np.stack([r.logits[0] for r in found.generate(histories, max_tokens=1, together=False)])
     np.testing.assert_allclose(logits, golden.logits, rtol=0, atol=GOLDEN_TOLERANCE)
 

@@ -41,10 +41,11 @@ def make_driver(tiny: tuple[ops.Program, dict[str, Any]], **options: Any) -> Dri
 @pytest.mark.parametrize("name", NAMES)
 def test_greedy_tokens_are_those_of_transformers(name: str) -> None:
     golden = load_golden(name)
-    executor = make_executor(golden.program, golden_parameters(name))
-    results = generate(
-        executor, golden.prompts, max_tokens=32, block_size=BLOCK_SIZE, num_blocks=64, chunk=37, block_seed=1
+    executor = make_executor(golden.program, golden_parameters(name), num_blocks=128)
+    driver = Driver(
+        executor, block_size=BLOCK_SIZE, num_blocks=128, num_groups=len(golden.program.kv_groups), block_seed=1
     )
+    results = driver.generate(golden.prompts, max_tokens=32, chunk=37)
     assert [result.token_ids for result in results] == golden.token_ids
 
 
@@ -52,7 +53,8 @@ def test_greedy_tokens_are_those_of_transformers(name: str) -> None:
 def test_logits_are_those_of_transformers(name: str) -> None:
     golden = load_golden(name)
     executor = make_executor(golden.program, golden_parameters(name))
-    driver = Driver(executor, block_size=BLOCK_SIZE, num_blocks=64)
+    num_groups = len(golden.program.kv_groups)
+    driver = Driver(executor, block_size=BLOCK_SIZE, num_blocks=64, num_groups=num_groups)
     histories = [golden.history(place) for place in range(len(golden.places))]
     results = driver.generate(histories, max_tokens=1, together=False)
     found = np.stack([result.logits[0] for result in results])

@@ -76,14 +76,19 @@ def test_biases_are_there_where_the_config_has_them(attention: bool, mlp: bool) 
     assert set(llama.hf_names(config)) == set(llama.gguf_names(config)) == set(program.parameters)
 
 
-def test_a_mistral_window_shortens_the_context_and_null_does_not() -> None:
-    def context(**fields: Any) -> int:
+def test_every_mistral_layer_sees_the_window_and_null_is_none() -> None:
+    def windows(**fields: Any) -> set[int | None]:
         values = llama_config(model_type="mistral", max_position_embeddings=32768, **fields)
-        return llama.hf_config(values).max_model_len
+        program = llama.trace(config := llama.hf_config(values))
+        assert config.max_model_len == 32768
+        assert len(program.kv_groups) == 1
+        assert {op.sliding_window for op in kinds(program, ops.Attend)} == {program.kv_groups[0].sliding_window}
+        return set(config.windows)
 
-    assert context(sliding_window=1000) == 1000
-    assert context(sliding_window=None) == 32768
-    assert context() == 4096  # transformers' default for the kind
+    assert windows(sliding_window=1000) == {1000}
+    assert windows(sliding_window=None) == {None}
+    assert windows() == {4096}  # transformers' default for the kind
+    assert windows(sliding_window=32768) == {None}  # it holds the whole context
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,13 @@ def test_llama_is_found_in_gguf() -> None:
     assert family_for_gguf({"general.architecture": "llama"}).name == "llama"
 
 
+@pytest.mark.parametrize("generation", [2, 3])
+def test_qwen_is_found_by_architecture_or_type_and_in_gguf(generation: int) -> None:
+    kind = f"qwen{generation}"
+    assert family_for_hf({"architectures": [f"Qwen{generation}ForCausalLM"]}).name == "qwen"
+    assert family_for_hf({"model_type": kind}).name == family_for_gguf({"general.architecture": kind}).name == "qwen"
+
+
 @pytest.mark.parametrize(
     ("config", "asked"),
     [
