@@ -17,7 +17,7 @@ NULL_BLOCK = BlockId(-1)  # stands in a table where a block fell out of a slidin
 class Block:
     """One physical block. A key is set only while the block is full and computed."""
 
-    __slots__ = ("block_id", "cached_at", "group", "key", "newer", "older", "ref_count", "tokens")
+    __slots__ = ("block_id", "cached_at", "group", "is_stored", "key", "newer", "older", "ref_count", "tokens")
 
     def __init__(self, block_id: BlockId) -> None:
         self.block_id = block_id
@@ -26,6 +26,7 @@ class Block:
         self.group = 0  # KV group of the key
         self.tokens = b""  # the block's own token ids, uint32 little-endian; compared on every hit
         self.cached_at = 0.0  # while in the free queue: the pool's time when it was released
+        self.is_stored = False  # a tier was given the payload under this key
         self.older: Block | None = None  # neighbours in the free queue, None outside it
         self.newer: Block | None = None
 

@@ -18,6 +18,8 @@ oldest cached one; blank blocks that were given back and untouched ones are take
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
 
 from octavo.core.block import Block, BlockId
 
@@ -67,10 +69,22 @@ class FreeQueue:
         return block
 
 
-class BlockPool:
-    """`num_blocks` blocks shared by `num_groups` KV groups. Free, used and cached counts always add up to the total."""
+@dataclass(frozen=True, slots=True)
+class Evicted:
+    """A block that lost its key: until the next plan runs, its payload still lies in the executor's arena."""
 
-    def __init__(self, num_blocks: int, num_groups: int = 1) -> None:
+    block_id: BlockId
+    group: int
+    key: bytes
+
+
+class BlockPool:
+    """`num_blocks` blocks shared by `num_groups` KV groups. Free, used and cached counts always add up to the total.
+
+    `remember_evicted`: somebody calls `take_evicted` after every plan, to store what leaves.
+    """
+
+    def __init__(self, num_blocks: int, num_groups: int = 1, *, remember_evicted: bool = False) -> None:
         assert num_blocks >= 1
         assert num_groups >= 1
         self.num_blocks = num_blocks
@@ -86,6 +100,8 @@ class BlockPool:
         self._cached = FreeQueue()
         self._by_key: tuple[dict[bytes, Block], ...] = tuple({} for _ in range(num_groups))
         self._untold: dict[BlockId, None] = {}  # blank blocks not yet reported by take_released, oldest first
+        self._remember_evicted = remember_evicted
+        self._evicted: list[Evicted] = []
 
     @property
     def num_free(self) -> int:
@@ -182,6 +198,25 @@ class BlockPool:
             dropped += 1
         return dropped
 
+    def forget_keys(self) -> int:
+        """No block is found any more, whoever holds it; cached ones become blank. Returns how many had a key."""
+        keyed = [block for by_key in self._by_key for block in by_key.values()]
+        for block in keyed:
+            if block.ref_count == 0:
+                self._cached.remove(block)
+                self._put_blank(block)
+            self._unfind(block)
+        return len(keyed)
+
+    def to_store(self, limit: int) -> list[Block]:
+        """Up to `limit` cached blocks that no tier was given yet, oldest first. Costs O(cached)."""
+        return list(islice((block for block in self._cached if not block.is_stored), limit))
+
+    def take_evicted(self) -> list[Evicted]:
+        """Blocks that were taken from the cache since the last call."""
+        evicted, self._evicted = self._evicted, []
+        return evicted
+
     def take_released(self) -> Sequence[BlockId]:
         """Blocks that hold nothing since the last call and were not handed out again: their memory may go back."""
         released = tuple(self._untold)
@@ -196,9 +231,15 @@ class BlockPool:
 
     def _drop_key(self, block: Block) -> None:
         assert block.key is not None
-        del self._by_key[block.group][block.key]
-        block.key, block.tokens = None, b""
+        if self._remember_evicted:
+            self._evicted.append(Evicted(block.block_id, block.group, block.key))
+        self._unfind(block)
         self.num_evicted += 1
+
+    def _unfind(self, block: Block) -> None:
+        assert block.key is not None
+        del self._by_key[block.group][block.key]
+        block.key, block.tokens, block.is_stored = None, b"", False
 
     def _put_blank(self, block: Block) -> None:
         self._blank.append(block)

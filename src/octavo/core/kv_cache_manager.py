@@ -9,7 +9,7 @@ What executors must be told (copies, changed tables) collects here until the sch
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from octavo.core.block import NULL_BLOCK, Block, BlockId, SeqId
@@ -18,13 +18,33 @@ from octavo.core.block_table import BlockTables
 from octavo.core.prefix_key import KeyChain
 from octavo.core.scheduler_output import BlockUpdate
 
+Elsewhere = Callable[[int, bytes], bool]
+"""(group, prefix key) -> whether a block that the pool lacks can be had from a tier."""
+
+
+@dataclass(frozen=True, slots=True)
+class Absent:
+    """A block of a hit that lies in a tier: its payload must be loaded."""
+
+    group: int
+    index: int  # logical block
+    key: bytes
+    tokens: bytes
+
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """The longest prefix whose KV is cached in every group."""
+    """The longest prefix whose KV exists in every group.
 
-    num_tokens: int  # a multiple of the block size
-    blocks: tuple[tuple[Block | None, ...], ...]  # [group][num_tokens / block_size]; None below a sliding window
+    `num_tokens` is a multiple of the block size, except where the blocks are those of a live sequence (`origin`), which
+    also shares the one it is filling.
+    """
+
+    num_tokens: int
+    blocks: tuple[tuple[Block | None, ...], ...]
+    """[group][logical block]; None below a sliding window, and where the block is among `absent`."""
+    absent: tuple[Absent, ...] = ()
+    origin: BlockTables | None = None
 
 
 class KVCacheManager:
@@ -49,6 +69,7 @@ class KVCacheManager:
         self._no_hit = Hit(0, tuple(() for _ in self.windows))
         self._tables: dict[SeqId, BlockTables] = {}
         self._copies: list[tuple[BlockId, BlockId]] = []
+        self._loads: list[tuple[BlockId, bytes]] = []
         self._updates: dict[SeqId, list[BlockUpdate]] = {}
 
     # -- questions ---------------------------------------------------------------------------------------------------
@@ -57,18 +78,29 @@ class KVCacheManager:
         """Blocks a sequence of `num_tokens` holds at once, over all groups, at the widest moment of its life."""
         return sum(self._widest(window, num_tokens) for window in self.windows)
 
-    def find_hit(self, keys: KeyChain, num_tokens: int) -> Hit:
+    def find_hit(self, keys: KeyChain, num_tokens: int, elsewhere: Elsewhere | None = None) -> Hit:
         """The longest cached prefix of the first `num_tokens` tokens; `keys` covers their full blocks.
 
         Where the whole of them is cached, the last token is run again for its logits, with its KV already there.
+        `elsewhere` is asked about blocks the pool does not have.
         """
         if not self.enable_prefix_caching:
             return self._no_hit
         total = num_tokens // self.block_size
         if len(self.windows) == 1 and self.windows[0] is None:
-            blocks = self._leading_hits(0, keys, total)
-            return Hit(len(blocks) * self.block_size, (tuple(blocks),)) if blocks else self._no_hit
-        return self._find_hit_in_groups(keys, num_tokens, total)
+            found = self._leading_hits(0, keys, total, elsewhere)
+            return self._hit(keys, len(found), (0,), [found]) if found else self._no_hit
+        return self._find_hit_in_groups(keys, num_tokens, total, elsewhere)
+
+    def find_origin(self, origin: BlockTables, num_computed_tokens: int, num_tokens: int) -> Hit:
+        """The first `num_tokens` tokens of a live sequence, as far as it has computed them, partial block included."""
+        reached = min(num_computed_tokens, num_tokens)
+        end = -(-reached // self.block_size)
+        begin = [0 if w is None else self._first_kept(w, reached, num_tokens) for w in self.windows]
+        if reached == 0 or any(map(int.__gt__, origin.num_dropped, begin)):
+            return self._no_hit  # it has left a window that the new sequence needs
+        blocks = ((None,) * first + tuple(table[first:end]) for first, table in zip(begin, origin.blocks, strict=True))
+        return Hit(reached, tuple(blocks), origin=origin)
 
     def fits(self, hit: Hit, num_tokens: int, watermark: int) -> bool:
         """Whether a sequence that takes `hit` could grow to `num_tokens` now and leave `watermark` blocks free."""
@@ -77,6 +109,7 @@ class KVCacheManager:
             held = [block for block in blocks if block is not None]
             need += max(self._widest(window, num_tokens) - len(held), 0)
             need += sum(block.ref_count == 0 for block in held)
+            need += hit.num_tokens % self.block_size > 0  # the copy of the block it shares a part of
         return need + watermark <= self.pool.num_free
 
     def num_tokens_saved(self) -> int:
@@ -106,15 +139,27 @@ class KVCacheManager:
 
     # -- actions -----------------------------------------------------------------------------------------------------
 
-    def open(self, seq_id: SeqId, hit: Hit) -> BlockTables:
-        """Begins the tables of a sequence with the blocks of `hit`, found just now."""
+    def open(self, seq_id: SeqId, hit: Hit, payloads: Sequence[bytes] = ()) -> BlockTables:
+        """Begins the tables of a sequence with the blocks of `hit`, found just now; `payloads` are those of the absent.
+
+        Loaded blocks can be found at once: the plan under way writes them before anything of it runs.
+        """
         assert seq_id not in self._tables
         for blocks in hit.blocks:
             for block in blocks:
                 if block is not None:
                     self.pool.acquire(block)
-        tables = BlockTables(seq_id, tuple(list(blocks) for blocks in hit.blocks))
-        tables.num_published = tables.num_blocks
+        lists = [list(blocks) for blocks in hit.blocks]
+        new = self.pool.take(len(hit.absent))
+        for absent, block, payload in zip(hit.absent, new, payloads, strict=True):
+            lists[absent.group][absent.index] = block
+            self.pool.publish(block, absent.group, absent.key, absent.tokens)
+            block.is_stored = True
+            self._loads.append((block.block_id, payload))
+        if hit.origin is not None:
+            hit.origin.num_slots = 0
+        tables = BlockTables(seq_id, tuple(lists))
+        tables.num_published = hit.num_tokens // self.block_size
         tables.publish_at = (tables.num_published + 1) * self.block_size
         self._tables[seq_id] = tables
         return tables
@@ -201,6 +246,12 @@ class KVCacheManager:
         self._copies.clear()
         return copies
 
+    def take_loads(self) -> tuple[tuple[BlockId, bytes], ...]:
+        """(block, payload) to be written before the plan under way runs, ahead of its copies."""
+        loads = tuple(self._loads)
+        self._loads.clear()
+        return loads
+
     def take_updates(self) -> tuple[BlockUpdate, ...]:
         """Changes of tables the executor knows, in the order they were made."""
         if not self._updates:
@@ -227,52 +278,58 @@ class KVCacheManager:
             return total
         return min(total, -(-(window - 1 + self._max_chunk_tokens) // self.block_size) + 1)
 
-    def _leading_hits(self, group: int, keys: KeyChain, total: int) -> list[Block]:
-        found: list[Block] = []
+    def _leading_hits(self, group: int, keys: KeyChain, total: int, elsewhere: Elsewhere | None) -> list[Block | None]:
+        """The blocks found before the first that nobody has; None stands for one that lies elsewhere."""
+        found: list[Block | None] = []
         find = self.pool.find
         for key, tokens in zip(keys.keys[:total], keys.tokens, strict=False):
             block = find(group, key, tokens)
-            if block is None:
+            if block is None and (elsewhere is None or not elsewhere(group, key)):
                 break
             found.append(block)
         return found
 
-    def _find_hit_in_groups(self, keys: KeyChain, num_tokens: int, total: int) -> Hit:
-        """Full groups bound the length; then the longest length whose last window is cached in each sliding group."""
+    def _find_hit_in_groups(self, keys: KeyChain, num_tokens: int, total: int, elsewhere: Elsewhere | None) -> Hit:
+        """Full groups bound the length; then the longest whose last window is to be had in each sliding group."""
         table: list[list[Block | None]] = []
-        runs: list[list[int]] = []  # [group][i]: how many cached blocks end just before block i
+        runs: list[list[int]] = []  # [sliding group][i]: how many blocks that can be had end just before block i
         for group, window in enumerate(self.windows):
             if window is None:
-                leading = self._leading_hits(group, keys, total)
-                table.append(list(leading))
+                leading = self._leading_hits(group, keys, total, elsewhere)
+                table.append(leading)
                 total = len(leading)
         for group, window in enumerate(self.windows):
             if window is not None:
                 blocks = [self.pool.find(group, keys.keys[i], keys.tokens[i]) for i in range(total)]
                 run = [0]
-                for block in blocks:
-                    run.append(0 if block is None else run[-1] + 1)
-                table.insert(group, list(blocks))
+                for block, key in zip(blocks, keys.keys, strict=False):
+                    is_there = block is not None or (elsewhere is not None and elsewhere(group, key))
+                    run.append(run[-1] + 1 if is_there else 0)
+                table.insert(group, blocks)
                 runs.append(run)
         sliding = [window for window in self.windows if window is not None]
         for length in range(total, 0, -1):
-            kept = [self._first_kept(window, length, num_tokens) for window in sliding]
+            kept = [self._first_kept(window, length * self.block_size, num_tokens) for window in sliding]
             if all(run[length] >= length - first for run, first in zip(runs, kept, strict=True)):
                 firsts = iter(kept)
                 begin = [0 if window is None else next(firsts) for window in self.windows]
-                return Hit(
-                    length * self.block_size,
-                    tuple(
-                        (None,) * first + tuple(blocks[first:length])
-                        for first, blocks in zip(begin, table, strict=True)
-                    ),
-                )
+                return self._hit(keys, length, begin, table)
         return self._no_hit
 
-    def _first_kept(self, window: int, length: int, num_tokens: int) -> int:
-        """First block a group with `window` needs when the first `length` blocks are hits of a prompt."""
-        position = length * self.block_size
-        position -= position == num_tokens  # the last token is run again
+    def _hit(self, keys: KeyChain, length: int, begin: Sequence[int], table: Sequence[list[Block | None]]) -> Hit:
+        """`length` blocks; group g needs those from `begin[g]` on."""
+        absent = tuple(
+            Absent(group, index, keys.keys[index], keys.tokens[index])
+            for group, (first, blocks) in enumerate(zip(begin, table, strict=True))
+            for index in range(first, length)
+            if blocks[index] is None
+        )
+        kept = ((None,) * first + tuple(blocks[first:length]) for first, blocks in zip(begin, table, strict=True))
+        return Hit(length * self.block_size, tuple(kept), absent)
+
+    def _first_kept(self, window: int, num_hit_tokens: int, num_tokens: int) -> int:
+        """First block a group with `window` needs when the first `num_hit_tokens` of a prompt are there."""
+        position = num_hit_tokens - (num_hit_tokens == num_tokens)  # the last token is run again
         return max(position - window + 1, 0) // self.block_size
 
     def _leave_windows(self, tables: BlockTables, first: int) -> None:

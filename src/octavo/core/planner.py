@@ -9,16 +9,19 @@ and stands still, until those before it end or take it.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from octavo.core.block import SeqId
 from octavo.core.kv_cache_manager import Hit, KVCacheManager
 from octavo.core.policies import PreemptionPolicy
+from octavo.core.prefix_history import CacheReport, PrefixHistory, Reason
 from octavo.core.request import Request, Sequence, Status
 from octavo.core.roster import Roster
 from octavo.core.scheduler_config import SchedulerConfig
 from octavo.core.scheduler_output import AddedRow, SchedulerOutput
+from octavo.core.swapper import Swapper
 
 
 @dataclass(slots=True)
@@ -26,6 +29,7 @@ class _Draft:
     """The scheduled part of a plan while it grows, one entry a sequence."""
 
     budget: int  # tokens left
+    now: float
     overlaps: bool  # another plan is in flight
     under_pressure: bool = False  # a sequence lacked a block: nobody new starts
     sequences: list[Sequence] = field(default_factory=list)
@@ -39,24 +43,36 @@ class _Draft:
 
 class Planner:
     def __init__(
-        self, config: SchedulerConfig, kv: KVCacheManager, roster: Roster, preemption: PreemptionPolicy
+        self,
+        config: SchedulerConfig,
+        kv: KVCacheManager,
+        roster: Roster,
+        preemption: PreemptionPolicy,
+        history: PrefixHistory,
+        swapper: Swapper | None = None,
     ) -> None:
         self._config = config
         self._kv = kv
         self._roster = roster
         self._preemption = preemption
+        self._history = history
+        self._swapper = swapper
         self._watermark_blocks = int(config.watermark * config.num_blocks)
         self.prefix_queries_tokens = 0
         self.prefix_hits_tokens = 0
+        self.prefix_hits_by_source: Counter[str] = Counter()
 
-    def plan(self, step: int, *, overlaps: bool) -> tuple[SchedulerOutput, list[Sequence]] | None:
+    def plan(self, step: int, now: float, *, overlaps: bool) -> tuple[SchedulerOutput, list[Sequence]] | None:
         """The plan and its sequences in order, whose in-flight counts have advanced. None where nothing can run."""
-        draft = _Draft(self._config.max_num_batched_tokens, overlaps)
+        if self._swapper is not None:
+            self._swapper.collect(self._roster.sequences, now)
+        draft = _Draft(self._config.max_num_batched_tokens, now, overlaps)
         self._run_lanes(draft)
         if not draft.under_pressure:
             self._start_more(draft)
         if not draft.sequences:
-            assert overlaps or not self._roster.requests, "there are requests, and none of them can advance"
+            is_loading = self._swapper is not None and self._swapper.num_waiting > 0
+            assert overlaps or is_loading or not self._roster.requests, "there are requests, and none can advance"
             return None
         return self._finish(step, draft), draft.sequences
 
@@ -148,15 +164,19 @@ class Planner:
                 return
             if sequence.waits_for is not None and roster.is_computing(sequence.waits_for):
                 continue
+            if self._swapper is not None and self._swapper.is_waiting(sequence):
+                continue
             request = sequence.request
             num_rows = roster.rows_for(request) if request.status is Status.WAITING else 0
             if roster.num_reserved + num_rows > self._config.max_rows:
                 return
-            hit = self._look_up(sequence)
+            hit = self._look_up(sequence, draft.now)
             if hit is None:
                 continue
             if not self._kv.fits(hit, self._tokens_to_fit(sequence), self._to_leave_free(request)):
                 return
+            if hit.absent and not self._has_payloads(sequence, hit, draft.now):
+                continue
             self._start(draft, sequence, hit)
 
     def _candidates(self) -> Iterator[Sequence]:
@@ -173,20 +193,52 @@ class Planner:
             if place < len(roster.waiting) and roster.waiting[place] is request:
                 place += 1  # it did not start
 
-    def _look_up(self, sequence: Sequence) -> Hit | None:
+    def _look_up(self, sequence: Sequence, now: float) -> Hit | None:
         """The sequence's prefix hit; None where a running sequence is computing its next block."""
         num_tokens = len(sequence.token_ids)
         if not self._config.enable_prefix_caching:
-            return self._kv.find_hit(sequence.keys, num_tokens)
+            return self._with_origin(sequence, self._kv.find_hit(sequence.keys, num_tokens))
         total = sequence.keys.extend(sequence.token_ids)
         if sequence.prompt_logprobs is not None:
             return self._kv.find_hit(sequence.keys, 0)
-        hit = self._kv.find_hit(sequence.keys, num_tokens)
+        hit = self._with_origin(sequence, self._find_hit(sequence, num_tokens, now))
         following = hit.num_tokens // self._config.block_size
         if following < total and self._roster.is_computing(sequence.keys.keys[following]):
             sequence.waits_for = sequence.keys.keys[following]
             return None
         return hit
+
+    def _find_hit(self, sequence: Sequence, num_tokens: int, now: float) -> Hit:
+        """From the pool, and from the tier where loading is worth it."""
+        swapper, keys = self._swapper, sequence.keys
+        if swapper is None:
+            return self._kv.find_hit(keys, num_tokens)
+        if swapper.has_fetched(sequence):
+            return self._kv.find_hit(keys, num_tokens, swapper.has_arrived)
+        hit = self._kv.find_hit(keys, num_tokens, swapper.holds)
+        if not hit.absent:
+            return hit
+        in_pool = self._kv.find_hit(keys, num_tokens)
+        num_computable = min(hit.num_tokens, num_tokens - 1) - in_pool.num_tokens
+        return hit if swapper.decide(sequence, hit, num_computable, now) else in_pool
+
+    def _with_origin(self, sequence: Sequence, hit: Hit) -> Hit:
+        """`hit`, or what the live sequence this one was forked from has computed of its tokens, if that is more."""
+        request = sequence.request
+        origin = None if request.origin is None else self._roster.sequences.get(request.origin)
+        if origin is None or origin.tables is None or origin.request.namespace != request.namespace:
+            return hit
+        num_equal = min(origin.num_computed_tokens, len(sequence.token_ids))
+        if num_equal <= hit.num_tokens or origin.token_ids[:num_equal] != sequence.token_ids[:num_equal]:
+            return hit
+        shared = self._kv.find_origin(origin.tables, num_equal, len(sequence.token_ids))
+        return shared if shared.num_tokens > hit.num_tokens else hit
+
+    def _has_payloads(self, sequence: Sequence, hit: Hit, now: float) -> bool:
+        """Whether all that is absent of `hit` is at hand; asks for it where that was not done yet."""
+        swapper = self._swapper
+        assert swapper is not None
+        return swapper.has_fetched(sequence) or (swapper.fetch(sequence, hit, now) and not swapper.is_waiting(sequence))
 
     def _tokens_to_fit(self, sequence: Sequence) -> int:
         """All known tokens and the one to be drawn; the last token allowed is never computed."""
@@ -211,17 +263,45 @@ class Planner:
     def _start(self, draft: _Draft, sequence: Sequence, hit: Hit) -> None:
         request = sequence.request
         if not request.was_started:
-            request.num_cached_tokens = min(hit.num_tokens, len(sequence.token_ids) - 1)
-            if self._config.enable_prefix_caching:
-                self.prefix_queries_tokens += len(sequence.token_ids)
-                self.prefix_hits_tokens += request.num_cached_tokens
-        self._roster.start(sequence, hit)
+            self._report(request, sequence, hit, draft.now)
+        payloads = self._swapper.payloads(hit) if self._swapper is not None and hit.absent else ()
+        self._roster.start(sequence, hit, payloads)
+        if self._swapper is not None:
+            self._swapper.started(sequence.seq_id, hit)
         first = sequence.num_computed_tokens
         count = min(len(sequence.token_ids) - first, draft.budget)
         assert sequence.tables is not None
         is_room = self._kv.allocate(sequence.tables, first, max(first, hit.num_tokens), first + count)
         assert is_room, "fits() promised room"
         self._schedule(draft, sequence, first, count)
+
+    def _report(self, request: Request, sequence: Sequence, hit: Hit, now: float) -> None:
+        """Counts what the request found when it first started, and says why it was no more."""
+        num_tokens, size = len(sequence.token_ids), self._config.block_size
+        request.num_cached_tokens = min(hit.num_tokens, num_tokens - 1)
+        sources: dict[str, int] = {}
+        if self._swapper is not None and hit.absent:
+            sources[self._swapper.source] = min(
+                len({absent.index for absent in hit.absent}) * size, request.num_cached_tokens
+            )
+        if rest := request.num_cached_tokens - sum(sources.values()):
+            sources["memory" if hit.origin is None else "origin"] = rest
+        if self._config.enable_prefix_caching:
+            self.prefix_queries_tokens += num_tokens
+            self.prefix_hits_tokens += request.num_cached_tokens
+            self.prefix_hits_by_source.update(sources)
+        reason: Reason = "caching off" if not self._config.enable_prefix_caching else "prompt logprobs"
+        differs_at = seconds = None
+        if self._config.enable_prefix_caching and sequence.prompt_logprobs is None:
+            reason, differs_at, seconds = self._history.explain(
+                tenant=request.tenant,
+                salt=request.namespace,
+                token_ids=request.prompt_token_ids,
+                keys=sequence.keys,
+                num_hits=hit.num_tokens,
+                now=now,
+            )
+        request.cache_report = CacheReport(reason, num_tokens, request.num_cached_tokens, sources, differs_at, seconds)
 
     # -- the plan ----------------------------------------------------------------------------------------------------
 
@@ -232,6 +312,7 @@ class Planner:
             added=tuple([self._row(sequence) for sequence in draft.added]),
             block_updates=self._kv.take_updates(),
             copies=self._kv.take_copies(),
+            loads=self._kv.take_loads(),
             seq_ids=tuple([sequence.seq_id for sequence in draft.sequences]),
             num_computed_tokens=tuple(draft.first),
             num_scheduled_tokens=tuple(draft.counts),
@@ -246,11 +327,11 @@ class Planner:
         return AddedRow(
             seq_id=sequence.seq_id,
             token_ids=tuple(sequence.token_ids),
-            num_prompt_tokens=sequence.num_prompt_tokens,
+            num_prompt_tokens=sequence.num_prompt_tokens - request.num_given_tokens,
             block_tables=self._kv.tell(sequence.tables),
             sampling=request.sampling,
             seed=request.seed,
-            sample_index=sequence.index,
+            sample_index=request.sample_index + sequence.index,
             end_token_ids=request.end_token_ids,
         )
 

@@ -14,7 +14,9 @@ from enum import Enum
 
 from octavo.core.block import SeqId
 from octavo.core.block_table import BlockTables
+from octavo.core.prefix_history import CacheReport
 from octavo.core.prefix_key import KeyChain
+from octavo.core.swap_costs import SwapDecision
 from octavo.outputs import FinishReason, TokenLogprobs
 from octavo.sampling_params import SamplingParams
 
@@ -39,6 +41,10 @@ class Request:
     client_id: str = ""  # data for a fair ordering policy
     priority: int = 0
     namespace: bytes = b""  # octavo.core.prefix_key.namespace(...)
+    tenant: bytes = b""  # whose prompts a cache report may speak of: the namespace without the client's own salt
+    sample_index: int = 0  # of the first sample, in the random numbers' counter
+    num_given_tokens: int = 0  # last prompt tokens that an earlier answer gave: output, to penalties and min_tokens
+    origin: SeqId | None = None  # a live sequence whose blocks are shared as far as its tokens are this prompt's
 
     # The scheduler's, set from `add` on:
     order: int = field(default=0, init=False)  # number of the request in the order of arrival
@@ -49,6 +55,8 @@ class Request:
     num_resting: int = field(default=0, init=False)  # live samples that do not run while the request does
     num_cached_tokens: int = field(default=0, init=False)  # prompt tokens found in the cache at the first start
     num_preemptions: int = field(default=0, init=False)
+    cache_report: CacheReport | None = field(default=None, init=False)  # from the first start on
+    swap_decisions: list[SwapDecision] = field(default_factory=list, init=False)
     was_started: bool = field(default=False, init=False)
 
     @property
@@ -102,7 +110,7 @@ class Sequence:
         self.status = Status.WAITING
         self.tables: BlockTables | None = None  # while RUNNING, and until the last step in flight after that
         self.max_num_tokens = self.num_prompt_tokens + request.max_tokens
-        self.min_num_tokens = self.num_prompt_tokens + sampling.min_tokens
+        self.min_num_tokens = self.num_prompt_tokens - request.num_given_tokens + sampling.min_tokens
         self.end_token_ids = frozenset(request.end_token_ids)
         self.waits_for: bytes | None = None  # key of a block that a running sequence is computing for it
         self.prompt_logprobs: list[TokenLogprobs] | None = [] if sampling.prompt_logprobs is not None else None

@@ -86,8 +86,11 @@ class Roster:
         self.sequences[sequence.seq_id] = sequence
         insort(self.waiting, request, key=_rank)
 
-    def start(self, sequence: Sequence, hit: Hit) -> None:
-        """WAITING -> RUNNING with the blocks of `hit`; its request with it. Blocks to be computed are announced."""
+    def start(self, sequence: Sequence, hit: Hit, payloads: Listing[bytes] = ()) -> None:
+        """WAITING -> RUNNING with the blocks of `hit`; its request with it. Blocks to be computed are announced.
+
+        `payloads`: of the absent blocks of `hit`.
+        """
         request = sequence.request
         if request.status is Status.WAITING:
             del self.waiting[self._index(self.waiting, request)]
@@ -98,7 +101,7 @@ class Roster:
                 extra.status = Status.PARKED
         sequence.status = Status.RUNNING
         sequence.waits_for = None
-        sequence.tables = self._kv.open(sequence.seq_id, hit)
+        sequence.tables = self._kv.open(sequence.seq_id, hit, payloads)
         sequence.first_write = hit.num_tokens
         sequence.num_computed_tokens = min(hit.num_tokens, len(sequence.token_ids) - 1)
         for key in sequence.keys.keys[sequence.tables.num_published :]:

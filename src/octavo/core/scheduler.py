@@ -21,6 +21,7 @@ from octavo.core.committer import Committer
 from octavo.core.kv_cache_manager import KVCacheManager
 from octavo.core.planner import Planner
 from octavo.core.policies import FirstComeFirstServed, NewestFirst, OrderingPolicy, PreemptionPolicy
+from octavo.core.prefix_history import PrefixHistory
 from octavo.core.prefix_key import KeyChain
 from octavo.core.request import Request, Sequence, SequenceUpdate, Status
 from octavo.core.roster import Roster
@@ -28,6 +29,7 @@ from octavo.core.scheduler_config import SchedulerConfig
 from octavo.core.scheduler_output import SchedulerOutput, StepOutput
 from octavo.core.stats import SchedulerStats
 from octavo.core.step_costs import StepCosts, StepLoad
+from octavo.core.swapper import Swapper
 from octavo.errors import BadRequest, InternalError, QueueFull
 
 MAX_PLANS_IN_FLIGHT = 2
@@ -43,10 +45,12 @@ class Scheduler:
         config: SchedulerConfig,
         ordering: OrderingPolicy | None = None,
         preemption: PreemptionPolicy | None = None,
+        swapper: Swapper | None = None,
     ) -> None:
         self.config = config
+        self.swapper = swapper
         self.kv = KVCacheManager(
-            BlockPool(config.num_blocks, len(config.group_windows)),
+            BlockPool(config.num_blocks, len(config.group_windows), remember_evicted=config.enable_prefix_caching),
             config.block_size,
             config.group_windows,
             enable_prefix_caching=config.enable_prefix_caching,
@@ -55,7 +59,9 @@ class Scheduler:
         self.costs = StepCosts()
         self._ordering = ordering or FirstComeFirstServed()
         self._roster = Roster(self.kv, config.max_rows)
-        self._planner = Planner(config, self.kv, self._roster, preemption or NewestFirst())
+        self._history = PrefixHistory(config.block_size)
+        self._planner = Planner(config, self.kv, self._roster, preemption or NewestFirst(), self._history, swapper)
+        self._evicted: list[tuple[BlockId, bytes]] = []  # (block, tier key) not taken yet
         self._committer = Committer(config, self.kv, self._roster, self._new_seq_id)
         self._in_flight: deque[tuple[SchedulerOutput, list[Sequence]]] = deque()
         self._num_requests = 0
@@ -106,10 +112,14 @@ class Scheduler:
     # -- steps -------------------------------------------------------------------------------------------------------
 
     def plan(self, now: float) -> SchedulerOutput | None:
-        """The next step, None where nothing can run now. `now`: monotonic seconds, in which the cache ages."""
+        """The next step, None where nothing can run now: no request, or all of them wait for a tier.
+
+        `now`: monotonic seconds, in which the cache ages. With a tier, `take_evicted` comes before the plan runs.
+        """
         self.kv.pool.now = now
         assert len(self._in_flight) < MAX_PLANS_IN_FLIGHT, "commit a plan first"
-        planned = self._planner.plan(self._num_steps, overlaps=bool(self._in_flight))
+        planned = self._planner.plan(self._num_steps, now, overlaps=bool(self._in_flight))
+        self._note_evicted()
         if planned is None:
             return None
         self._num_steps += 1
@@ -136,8 +146,39 @@ class Scheduler:
         return () if self._in_flight else self.kv.pool.take_released()
 
     def drop_cached(self, num_blocks: int) -> int:
-        """Empties up to `num_blocks` cached blocks, least recently used first. Returns how many."""
+        """Empties up to `num_blocks` cached blocks, least recently used first (idle, or short of memory).
+
+        Where there is a tier, `take_evicted` comes before `take_released`.
+        """
         return self.kv.pool.drop_cached(num_blocks)
+
+    def reset_prefix_cache(self) -> int:
+        """What was computed so far is found by nobody any more; running sequences keep their blocks. Tiers keep theirs.
+
+        Returns how many blocks could be found.
+        """
+        return self.kv.pool.forget_keys()
+
+    def take_evicted(self) -> Listing[tuple[BlockId, bytes]]:
+        """(block, tier key) of blocks that left the cache since the last call, to be given to the tier.
+
+        Their payloads lie in the arena until the latest plan runs, or until `take_released` is called.
+        """
+        self._note_evicted()
+        evicted, self._evicted = self._evicted, []
+        return evicted
+
+    def take_to_store(self, limit: int) -> Listing[tuple[BlockId, bytes]]:
+        """(block, tier key) of up to `limit` cached blocks that the tier was not given; they stay cached.
+
+        For quiet moments: what is stored before it leaves survives the end of the process.
+        """
+        if self.swapper is None or self._in_flight:
+            return ()
+        blocks = self.kv.pool.to_store(limit)
+        for block in blocks:
+            block.is_stored = True
+        return [(b.block_id, self.swapper.tier_key(b.group, b.key)) for b in blocks if b.key is not None]
 
     def drop_cached_before(self, time: float, num_blocks: int) -> int:
         """As `drop_cached`, but only of those that nobody held since `time`, on the clock of `plan` and `commit`."""
@@ -201,6 +242,8 @@ class Scheduler:
         """Raises AssertionError unless every fixed invariant holds. Costs O(pool): for tests and idle moments."""
         self.kv.check_integrity()
         self._roster.check_integrity()
+        if self.swapper is not None:
+            self.swapper.check_integrity()
         planned = [sequence for _, sequences in self._in_flight for sequence in sequences]
         for sequence in self._roster.sequences.values():
             if sequence.num_inflight_tokens or sequence.num_pending_tokens:
@@ -226,6 +269,14 @@ class Scheduler:
                     assert (index + 1) * size <= reached, f"{sequence!r} could write into the shared {block!r}"
 
     # -- inside ------------------------------------------------------------------------------------------------------
+
+    def _note_evicted(self) -> None:
+        evicted = self.kv.pool.take_evicted()
+        if not evicted:
+            return
+        self._history.note_evicted((block.key for block in evicted), self.kv.pool.now)
+        if self.swapper is not None:
+            self._evicted += [(b.block_id, self.swapper.tier_key(b.group, b.key)) for b in evicted]
 
     def _new_seq_id(self) -> SeqId:
         self._num_sequences += 1

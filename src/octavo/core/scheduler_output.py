@@ -60,6 +60,8 @@ class SchedulerOutput:
     num_samples: tuple[int, ...]  # tokens to draw from the last token's logits: 0 inside a prompt, n at its end, else 1
     first_write: tuple[int, ...]  # positions below it already hold their KV (a whole-prompt hit): slot -1
     prompt_logprobs: Mapping[SeqId, int] = field(default_factory=dict)  # how many alternatives at each position run
+    loads: tuple[tuple[BlockId, bytes], ...] = ()
+    """(block, payload) from a tier: the engine writes them before the executor gets the plan."""
 
     @property
     def num_tokens(self) -> int:

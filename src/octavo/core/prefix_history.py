@@ -1,0 +1,138 @@
+"""Why a prompt hit the prefix cache as far as it did, and no further: the words behind `cached_tokens`.
+
+Remembers, bounded, the last prompts of each tenant and the keys evicted last. Called once a request, when it starts.
+Refuses to compare prompts of different tenants: to say that somebody else has sent the same prompt would be the very
+leak that salts close. Knows no blocks.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from octavo.core.prefix_key import KeyChain
+
+Reason = Literal[
+    "whole prompt",  # everything that can be cached was
+    "prompts differ",  # as far as the nearest of the last prompts of this tenant goes; `differs_at` is the first token
+    "prompt is new",  # none of the last prompts of this tenant begins with its next block
+    "below one block",  # too short for a full block
+    "evicted",  # it was cached once
+    "other salt",  # this tenant has sent it, with another cache_salt
+    "not kept",  # this tenant has sent it before, but it was never computed so far, or evicted long ago
+    "prompt logprobs",  # asked for, so the whole prompt was run
+    "caching off",
+]
+
+MAX_TENANTS = 64
+MAX_PROMPTS = 16  # of one tenant
+MAX_PROMPT_TOKENS = 4096  # of each are remembered
+MAX_EVICTED = 2**16
+_TOKEN_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class CacheReport:
+    reason: Reason
+    num_prompt_tokens: int
+    num_hit_tokens: int
+    num_hit_tokens_by_source: dict[str, int] = field(default_factory=dict)  # "memory", "origin" or a tier's name
+    differs_at: int | None = None  # position of the first token in which the nearest earlier prompt differs
+    evicted_seconds_ago: float | None = None
+
+    def to_text(self) -> str:
+        """One line for people."""
+        end = {
+            "whole prompt": "all of its full blocks were cached",
+            "prompts differ": f"the nearest earlier prompt differs from token {self.differs_at} on",
+            "prompt is new": "no recent prompt goes on like it",
+            "below one block": "shorter than one block, which is the least that is cached",
+            "evicted": f"what follows was evicted {self.evicted_seconds_ago or 0.0:.1f} s before",
+            "other salt": "the same prompt came with another cache_salt",
+            "not kept": "an equal prompt came before, but was not kept so far",
+            "prompt logprobs": "log-probabilities of the prompt need it run whole",
+            "caching off": "prefix caching is off",
+        }[self.reason]
+        return f"{self.num_hit_tokens} of {self.num_prompt_tokens} prompt tokens found; {end}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Prompt:
+    salt: bytes
+    tokens: bytes
+
+
+class PrefixHistory:
+    def __init__(self, block_size: int) -> None:
+        self._block_size = block_size
+        self._prompts: OrderedDict[bytes, deque[_Prompt]] = OrderedDict()  # by tenant, longest silent first
+        self._evicted: OrderedDict[bytes, float] = OrderedDict()  # key -> when; oldest first
+
+    def note_evicted(self, keys: Iterable[bytes], now: float) -> None:
+        for key in keys:
+            self._evicted[key] = now
+            self._evicted.move_to_end(key)
+        while len(self._evicted) > MAX_EVICTED:
+            self._evicted.popitem(last=False)
+
+    def explain(
+        self, *, tenant: bytes, salt: bytes, token_ids: Sequence[int], keys: KeyChain, num_hits: int, now: float
+    ) -> tuple[Reason, int | None, float | None]:
+        """(reason, first differing token, seconds since the eviction) of a prompt that found `num_hits` tokens.
+
+        `salt`: the whole namespace, which tells prompts of one tenant apart. Remembers the prompt.
+        """
+        tokens = array("I", token_ids[:MAX_PROMPT_TOKENS]).tobytes()
+        try:
+            return self._explain(_Prompt(salt, tokens), tenant, len(token_ids), keys, num_hits, now)
+        finally:
+            self._remember(tenant, _Prompt(salt, tokens))
+
+    def _explain(
+        self, prompt: _Prompt, tenant: bytes, num_tokens: int, keys: KeyChain, num_hits: int, now: float
+    ) -> tuple[Reason, int | None, float | None]:
+        block = num_hits // self._block_size
+        if num_tokens < self._block_size:
+            return "below one block", None, None
+        if num_hits >= num_tokens - 1 or block >= num_tokens // self._block_size:
+            return "whole prompt", None, None
+        evicted = self._evicted.get(keys.keys[block])
+        if evicted is not None:
+            return "evicted", None, now - evicted
+        needed = prompt.tokens[: (block + 1) * self._block_size * _TOKEN_BYTES]
+        nearest, reason = -1, "prompt is new"
+        for earlier in self._prompts.get(tenant, ()):
+            if earlier.tokens.startswith(needed):
+                if earlier.salt == prompt.salt:
+                    return "not kept", None, None
+                reason = "other salt"
+            elif earlier.salt == prompt.salt:
+                nearest = max(nearest, _num_equal(earlier.tokens, prompt.tokens))
+        if reason == "other salt":
+            return "other salt", None, None
+        return ("prompts differ", nearest, None) if nearest > 0 else ("prompt is new", None, None)
+
+    def _remember(self, tenant: bytes, prompt: _Prompt) -> None:
+        prompts = self._prompts.get(tenant)
+        if prompts is None:
+            prompts = self._prompts[tenant] = deque(maxlen=MAX_PROMPTS)
+            if len(self._prompts) > MAX_TENANTS:
+                self._prompts.popitem(last=False)
+        self._prompts.move_to_end(tenant)
+        if prompt not in prompts:
+            prompts.append(prompt)
+
+
+def _num_equal(one: bytes, other: bytes) -> int:
+    """Leading tokens that are equal."""
+    low, high = 0, min(len(one), len(other)) // _TOKEN_BYTES
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[: middle * _TOKEN_BYTES] == other[: middle * _TOKEN_BYTES]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
