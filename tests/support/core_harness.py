@@ -189,7 +189,7 @@ class Harness:
         assert (stats.num_used_blocks, stats.num_running, stats.num_waiting, stats.num_parked) == (0, 0, 0, 0)
         assert stats.num_free_blocks + stats.num_cached_blocks == stats.num_total_blocks
         assert stats.num_finished + stats.num_aborted <= self.num_added
-        self.scheduler.drop_cached(stats.num_total_blocks, float(self.num_steps))
+        self.scheduler.drop_cached(stats.num_total_blocks)
         assert self.scheduler.stats().num_free_blocks == stats.num_total_blocks
         self.check()
 
