@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from octavo.errors import ConfigError
+from octavo.tier_spec import parse_tiers
 
 DEFAULT_MODEL = "smollm2"
 # An executor takes memory, or threads, for each of these at its start: beyond, it would not start but hang or die.
@@ -25,6 +26,7 @@ MAX_IDLE_SECONDS = 1e9  # thirty years: a larger number is a mistake
 Dtype = Literal["auto", "float32", "bfloat16"]
 KVDtype = Literal["auto", "bfloat16", "float32"]
 ExecutorName = Literal["auto", "cpu", "reference", "fake"]
+KVTierPolicy = Literal["auto", "swap", "recompute"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,8 @@ class EngineConfig:
     gpu_memory_utilization: float = 0.5  # on a CPU: the share of the memory available to this process KV may grow to
     enable_prefix_caching: bool = True
     kv_cache_idle_seconds: float = 600.0  # cached blocks that nobody used for so long give their memory back; 0: never
+    kv_tiers: tuple[str, ...] = ()  # where blocks that leave memory go: "ram:SIZE", "disk:PATH,SIZE", or both so
+    kv_tier_policy: KVTierPolicy = "auto"  # auto: back from a tier where that costs less than computing again
     watermark: float = 0.01  # share of the pool kept free when a new request is admitted
     seed: int = 0  # of the engine's own generator, from which requests without a seed draw one
     num_threads: int | None = None  # None: physical cores in the affinity mask, capped by the cgroup's quota
@@ -86,9 +90,21 @@ class EngineConfig:
             ("executor", ("auto", "cpu", "reference", "fake")),
             ("dtype", ("auto", "float32", "bfloat16")),
             ("kv_cache_dtype", ("auto", "bfloat16", "float32")),
+            ("kv_tier_policy", ("auto", "swap", "recompute")),
         ):
             if getattr(self, name) not in allowed:
                 raise ConfigError(f"{name} is {getattr(self, name)!r}; it may be {', '.join(allowed)}", param=name)
+        self._check_tiers()
+
+    def _check_tiers(self) -> None:
+        if not isinstance(self.kv_tiers, tuple) or not all(isinstance(text, str) for text in self.kv_tiers):
+            raise ConfigError(f"kv_tiers is {self.kv_tiers!r}; it must be a tuple of texts", param="kv_tier")
+        if parse_tiers(self.kv_tiers) and not self.enable_prefix_caching:
+            raise ConfigError(
+                "kv_tier needs the prefix cache, which names the blocks; leave out one of kv_tier and "
+                "no-enable-prefix-caching",
+                param="kv_tier",
+            )
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any]) -> EngineConfig:
@@ -99,6 +115,8 @@ class EngineConfig:
                 near = get_close_matches(name, known, n=1)
                 hint = f"; did you mean {near[0]}?" if near else ""
                 raise ConfigError(f"there is no option {name!r}{hint}", param=name)
+        if isinstance(tiers := options.get("kv_tiers"), list):
+            options = {**options, "kv_tiers": tuple(tiers)}
         return cls(**options)
 
 

@@ -42,6 +42,7 @@ def test_what_costs_at_the_start_has_an_upper_bound(name: str, most: int) -> Non
         ("executor", ("auto", "cpu", "reference", "fake"), ("gpu", "", None)),
         ("dtype", ("auto", "float32", "bfloat16"), ("float16", None)),
         ("kv_cache_dtype", ("auto", "bfloat16", "float32"), ("int8", None)),
+        ("kv_tier_policy", ("auto", "swap", "recompute"), ("both", None)),
         ("enable_prefix_caching", (True, False), (1, "no", None)),
         ("model", ("smollm2",), ("", None, 5)),
     ],
@@ -53,6 +54,22 @@ def test_the_other_options_have_bounds_too(name: str, good: tuple[Any, ...], bad
         with pytest.raises(ConfigError, match=name) as caught:
             EngineConfig(**{name: value})
         assert caught.value.param == name, value
+
+
+def test_tiers_are_read_on_construction() -> None:
+    assert EngineConfig(kv_tiers=("ram:1GiB", "disk:/x,1TiB")).kv_tiers == ("ram:1GiB", "disk:/x,1TiB")
+    assert EngineConfig.from_options({"kv_tiers": ["ram:1GiB"]}).kv_tiers == ("ram:1GiB",)
+    for bad in ("ram:1GiB", ("ram:1",), (1,), ("disk:/x,1GiB", "ram:1GiB"), None):
+        with pytest.raises(ConfigError, match="kv_tier") as caught:
+            EngineConfig(kv_tiers=bad)  # type: ignore[arg-type]
+        assert caught.value.param == "kv_tier", bad
+
+
+def test_a_tier_needs_the_prefix_cache() -> None:
+    assert not EngineConfig(enable_prefix_caching=False).kv_tiers
+    with pytest.raises(ConfigError, match="kv_tier needs the prefix cache") as caught:
+        EngineConfig(kv_tiers=("ram:1GiB",), enable_prefix_caching=False)
+    assert caught.value.param == "kv_tier"
 
 
 def test_a_misspelt_name_is_an_error_that_names_the_nearest() -> None:

@@ -14,7 +14,7 @@ PACKAGE = ROOT / "src" / "octavo"
 
 # Lowest first; packages of one layer never import each other.
 LAYERS: tuple[frozenset[str], ...] = (
-    frozenset({"config", "sampling_params", "outputs", "errors"}),
+    frozenset({"config", "tier_spec", "sampling_params", "outputs", "errors"}),
     frozenset({"core", "program"}),
     frozenset({"sampling", "models"}),
     frozenset({"tiers", "executors", "loading"}),
@@ -24,7 +24,7 @@ LAYERS: tuple[frozenset[str], ...] = (
 )
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 FREE = {"__init__", "__main__", "_native"}  # the public face, and the extension that executors load
-BOTTOM_MAY_IMPORT = {("sampling_params", "errors"), ("config", "errors")}
+BOTTOM_MAY_IMPORT = {("sampling_params", "errors"), ("config", "errors"), ("config", "tier_spec"), ("tier_spec", "errors")}
 
 
 def imported_modules(path: Path) -> set[str]:

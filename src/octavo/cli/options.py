@@ -98,6 +98,22 @@ OPTIONS: tuple[Option, ...] = (
         "short they go sooner, oldest first.",
     ),
     Option(
+        "kv-tier",
+        "engine",
+        "texts",
+        "Where blocks that leave memory go and come back from: ram:SIZE, or disk:PATH,SIZE, which also survives a "
+        "restart and may be shared by several servers. SIZE as in 64GiB. Give both, ram first, to chain them.",
+        field="kv_tiers",
+        metavar="TIER",
+    ),
+    Option(
+        "kv-tier-policy",
+        "engine",
+        "choice",
+        "Take blocks from a tier, or compute them again; auto takes what measures cheaper.",
+        choices=("auto", "swap", "recompute"),
+    ),
+    Option(
         "kv-cache-dtype", "engine", "choice", "How keys and values are stored.", choices=("auto", "bfloat16", "float32")
     ),
     Option(
@@ -159,7 +175,7 @@ NOT_HERE: Mapping[str, str] = {
     "download-dir": "set OCTAVO_HOME to move the folder where models are kept",
     "hf-token": "set HF_TOKEN in the environment",
     "cpu-offload-gb": "weights stay in memory; leave it out",
-    "swap-space": "a preempted request's blocks are computed again, or found in the prefix cache; leave it out",
+    "swap-space": "use --kv-tier ram:SIZE, such as --kv-tier ram:4GiB",
     "num-scheduler-steps": "leave it out",
     "enable-chunked-prefill": "long prompts are always cut into chunks of --max-num-batched-tokens; leave it out",
     "no-enable-chunked-prefill": "long prompts are always cut into chunks; raise --max-num-batched-tokens",
@@ -175,9 +191,9 @@ NOT_HERE: Mapping[str, str] = {
     "reasoning-parser": "reasoning is not parsed; leave it out and parse the text",
     "guided-decoding-backend": "answers are not constrained by a grammar; leave it out",
     "structured-outputs-config": "answers are not constrained by a grammar; leave it out",
-    "kv-transfer-config": "blocks stay in this process; leave it out",
-    "kv-offloading-size": "blocks stay in memory; leave it out",
-    "cpu-offload-params": "blocks stay in memory; leave it out",
+    "kv-transfer-config": "servers of one machine share blocks through --kv-tier disk:PATH,SIZE",
+    "kv-offloading-size": "use --kv-tier ram:SIZE, such as --kv-tier ram:4GiB",
+    "cpu-offload-params": "use --kv-tier ram:SIZE, such as --kv-tier ram:4GiB",
     "task": "octavo generates text; leave it out",
     "runner": "octavo generates text; leave it out",
     "limit-mm-per-prompt": "octavo takes text only; leave it out",
@@ -258,7 +274,7 @@ def _click_option(option: Option) -> Callable[[Command], Command]:
 def _help(option: Option) -> str:
     """The option's words with the configuration's own default behind them."""
     default = _default_of(option)
-    if default is None or default is MISSING or option.owner == "nobody":
+    if default in (None, MISSING, ()) or option.owner == "nobody":
         return option.help
     if isinstance(default, bool):
         return f"{option.help}  [default: {'on' if default else 'off'}]"

@@ -57,7 +57,7 @@ def test_options_reach_the_field_they_name(served: Served, tmp_path: Path) -> No
         "serve fake --host 0.0.0.0 --port 81 --max-model-len 100 --max-num-seqs 2 --max-num-batched-tokens 33 --block-size 32 "
         "--num-gpu-blocks-override 7 --kv-cache-memory-bytes 1GiB --gpu-memory-utilization 0.25 --no-enable-prefix-caching "
         "--kv-cache-dtype float32 --dtype bfloat16 --served-model-name a --served-model-name b --api-key k --seed 5 --threads 1 "
-        f"--executor reference --isa avx2 --max-queue 9 --enforce-eager --disable-log-stats --chat-template {template}"
+        f"--executor reference --isa avx2 --max-queue 9 --kv-tier-policy swap --enforce-eager --disable-log-stats --chat-template {template}"
     )
     result = run(*arguments.split())
     assert result.exit_code == 0, result.stderr
@@ -65,11 +65,32 @@ def test_options_reach_the_field_they_name(served: Served, tmp_path: Path) -> No
     assert engine == EngineConfig(
         model="fake", executor="reference", dtype="bfloat16", kv_cache_dtype="float32", block_size=32, max_model_len=100,
         max_num_seqs=2, max_num_batched_tokens=33, num_gpu_blocks_override=7, kv_cache_memory_bytes=2**30,
-        gpu_memory_utilization=0.25, enable_prefix_caching=False, seed=5, num_threads=1, isa="avx2", max_queue=9,
+        gpu_memory_utilization=0.25, enable_prefix_caching=False, seed=5, num_threads=1, isa="avx2", max_queue=9, kv_tier_policy="swap",
     )  # fmt: skip
     assert server == ServerConfig(
         host="0.0.0.0", port=81, served_model_names=("a", "b"), api_keys=("k",), chat_template=template
     )
+
+
+def test_tiers_come_from_the_command_line_or_the_file(served: Served, tmp_path: Path) -> None:
+    path = tmp_path / "o.toml"
+    path.write_text('kv-tier = ["ram:1GiB", "disk:/a,b,2.5TiB"]')
+    assert run("serve", "--kv-tier", "ram:2MiB", "--kv-tier", "disk:/x:y,64GiB").exit_code == 0
+    assert run("serve", "--config", str(path)).exit_code == 0
+    path.write_text('kv-tier = "ram:1GiB"')
+    assert run("serve", "--config", str(path)).exit_code == 0
+    assert [engine.kv_tiers for engine, _ in served] == [
+        ("ram:2MiB", "disk:/x:y,64GiB"),
+        ("ram:1GiB", "disk:/a,b,2.5TiB"),
+        ("ram:1GiB",),
+    ]
+
+
+def test_a_tier_without_a_unit_is_an_error_of_one_line() -> None:
+    result = run("serve", "fake", "--kv-tier", "ram:4")
+    assert result.exit_code == 1
+    assert result.stderr.startswith("octavo: error: kv_tier 'ram:4' has the size '4'; it may be ram:SIZE or disk:PATH")
+    assert result.stderr.count("\n") == 1
 
 
 def test_the_command_line_wins_over_the_file(served: Served, tmp_path: Path) -> None:

@@ -1,0 +1,109 @@
+"""The RAM tier: blocks kept as the bytes objects they came as, least recently used out first.
+
+Refuses to copy, to write anywhere and to outlive the process. Its payloads are not hashed: they are immutable objects
+in the memory of this process, which is trusted as far as the pool they came from. Never turned off.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
+
+from octavo.core.protocols import TierStats
+
+_CHARGE_A_BLOCK_BYTES: Final = 256  # the objects of a key, a payload and their entry
+
+
+def ram_charge(num_payload_bytes: int) -> int:
+    """What a payload takes of the tier's size."""
+    return num_payload_bytes + _CHARGE_A_BLOCK_BYTES
+
+
+class RamTier:
+    """`octavo.core.protocols.Tier` over a dict. `spill` is given every block that is evicted to make room."""
+
+    def __init__(self, max_bytes: int, *, spill: Callable[[bytes, bytes], object] | None = None) -> None:
+        self._max_bytes = max_bytes
+        self._spill = spill
+        self._held: OrderedDict[bytes, bytes] = OrderedDict()  # oldest use first
+        self._charged_bytes = 0
+        self._finished: deque[tuple[bytes, bytes | None]] = deque()
+        self._num_stored = self._stored_bytes = self._num_dropped = self._num_evicted = 0
+        self._num_loaded = self._loaded_bytes = self._num_failed = 0
+
+    def put(self, key: bytes, payload: bytes) -> bool:
+        if key in self._held:
+            self._held.move_to_end(key)
+            return True
+        if not self.takes(len(payload)):
+            self._num_dropped += 1
+            return False
+        self._held[key] = payload
+        self._charged_bytes += ram_charge(len(payload))
+        self._num_stored += 1
+        self._stored_bytes += len(payload)
+        while self._charged_bytes > self._max_bytes:
+            oldest, evicted = self._held.popitem(last=False)
+            self._charged_bytes -= ram_charge(len(evicted))
+            self._num_evicted += 1
+            if self._spill is not None:
+                self._spill(oldest, evicted)
+        return True
+
+    def takes(self, num_payload_bytes: int) -> bool:
+        """Whether a payload of this length can ever be held."""
+        return ram_charge(num_payload_bytes) <= self._max_bytes
+
+    def contains(self, key: bytes) -> bool:
+        return key in self._held
+
+    def start_get(self, key: bytes) -> None:
+        payload = self._held.get(key)
+        if payload is None:
+            self._num_failed += 1
+        else:
+            self._held.move_to_end(key)
+            self._num_loaded += 1
+            self._loaded_bytes += len(payload)
+        self._finished.append((key, payload))
+
+    def finished(self) -> Sequence[tuple[bytes, bytes | None]]:
+        ended = list(self._finished)
+        self._finished.clear()
+        return ended
+
+    @property
+    def has_finished(self) -> bool:
+        return bool(self._finished)
+
+    def wait(self, timeout_seconds: float) -> None:
+        """Returns at once: nothing is ever being fetched."""
+
+    def flush(self, timeout_seconds: float) -> bool:  # noqa: ARG002
+        """False when it holds anything: nothing here survives the process."""
+        return not self._held
+
+    def items(self) -> Iterator[tuple[bytes, bytes]]:
+        """Keys and payloads, least recently used first. The tier must not change meanwhile."""
+        return iter(self._held.items())
+
+    def stats(self) -> TierStats:
+        return TierStats(
+            name="ram",
+            num_blocks=len(self._held),
+            num_bytes=self._charged_bytes - len(self._held) * _CHARGE_A_BLOCK_BYTES,
+            max_bytes=self._max_bytes,
+            num_staged_bytes=0,
+            num_stored=self._num_stored,
+            num_dropped=self._num_dropped,
+            num_loaded=self._num_loaded,
+            num_failed=self._num_failed,
+            num_evicted=self._num_evicted,
+            stored_bytes=self._stored_bytes,
+            loaded_bytes=self._loaded_bytes,
+        )
+
+    def close(self) -> None:
+        self._held.clear()
+        self._charged_bytes = 0
