@@ -24,7 +24,12 @@ LAYERS: tuple[frozenset[str], ...] = (
 )
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 FREE = {"__init__", "__main__", "_native"}  # the public face, and the extension that executors load
-BOTTOM_MAY_IMPORT = {("sampling_params", "errors"), ("config", "errors"), ("config", "tier_spec"), ("tier_spec", "errors")}
+BOTTOM_MAY_IMPORT = {
+    ("sampling_params", "errors"),
+    ("config", "errors"),
+    ("config", "tier_spec"),
+    ("tier_spec", "errors"),
+}
 
 
 def imported_modules(path: Path) -> set[str]:

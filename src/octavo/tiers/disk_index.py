@@ -92,7 +92,7 @@ class DiskIndex:
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """Holds the lock of all processes, so that no reader can make the end fail; rolled back when the body raises."""
+        """Holds the lock of all processes, so that no reader makes the end fail; rolled back when the body raises."""
         self._connection.execute("BEGIN EXCLUSIVE")
         try:
             (self.clock,) = self._connection.execute("SELECT clock FROM totals").fetchone()
