@@ -89,6 +89,7 @@ dist: $(VENV)/.installed-test
 
 docs: $(VENV)/.installed-test
 	$(BIN)/python scripts/make_cli_docs.py
+	$(BIN)/python scripts/make_metrics_docs.py
 
 clean:
 	rm -rf build dist $(VENV) $(VENV)-parity $(VENV)-users src/octavo/_native*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis

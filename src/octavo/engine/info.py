@@ -100,6 +100,7 @@ class EngineStats:
     num_generation_tokens: int = 0
     num_prefix_cache_queries: int = 0  # tokens looked up
     num_prefix_cache_hits: int = 0  # tokens found
+    num_tier_queries: int = 0  # tokens looked up in tiers, because memory did not have them
     num_prefix_hits_by_tier: dict[str, int] = field(default_factory=dict)  # of them, brought back by a tier, by name
     num_preemptions: int = 0
     num_block_copies: int = 0

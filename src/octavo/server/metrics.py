@@ -2,6 +2,7 @@
 
 The engine's counters are read when somebody scrapes, never copied; histograms of whole requests are fed by the timings
 that come with a request's last delta. Refuses labels a client could make up: the model's name and fixed words only.
+docs/metrics.md lists them all, and a test compares.
 Invariant: octavo:num_free_blocks + octavo:num_cached_blocks + octavo:num_used_blocks = octavo:num_total_blocks.
 """
 
@@ -17,6 +18,7 @@ from prometheus_client.registry import Collector
 from octavo.engine.info import LATENCY_BOUNDS, EngineInfo, EngineStats
 from octavo.engine.info import Histogram as EngineHistogram
 from octavo.outputs import RequestTimings
+from octavo.server.memory_metrics import memory_metrics
 from octavo.server.protocol import EngineLike
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -49,21 +51,21 @@ class ServerMetrics:
     """One registry of its own. `attach` once the engine is there; before, only the process's own lines appear."""
 
     def __init__(self) -> None:
-        self._registry = CollectorRegistry()
+        self.registry = CollectorRegistry()
         self._model = ""
         self._timings: _TimingHistograms | None = None
 
     def attach(self, engine: EngineLike) -> None:
         self._model = engine.info.model
-        self._registry.register(_EngineCollector(engine))
-        self._timings = _TimingHistograms(self._registry, self._model)
+        self.registry.register(_EngineCollector(engine))
+        self._timings = _TimingHistograms(self.registry, self._model)
 
     def observe(self, timings: RequestTimings) -> None:
         if self._timings is not None:
             self._timings.observe(timings)
 
     def render(self) -> bytes:
-        return generate_latest(self._registry)
+        return generate_latest(self.registry)
 
 
 class _TimingHistograms:
@@ -134,6 +136,7 @@ class _EngineCollector(Collector):
             counter = CounterMetricFamily(name, text, labels=["model_name"])
             counter.add_metric(model, value)
             yield counter
+        yield from memory_metrics(info, stats)
         ended = CounterMetricFamily(
             "vllm:request_success", "Requests ended, by reason", labels=["model_name", "finished_reason"]
         )
@@ -155,6 +158,9 @@ def _gauges(stats: EngineStats) -> Iterator[tuple[str, str, float]]:
     yield "octavo:num_cached_blocks", "Blocks in no table that the prefix cache can find", stats.num_blocks_cached
     yield "octavo:num_used_blocks", "Blocks in some sequence's table", stats.num_blocks_used
     yield "octavo:num_total_blocks", "Blocks of the pool", stats.num_blocks_total
+    yield "octavo:kv_tokens_saved_by_sharing", "Tokens whose KV is in memory once for several", stats.num_tokens_saved
+    yield "octavo:kv_wasted_slots", "Slots of used blocks without a token, all in last blocks", stats.num_slots_wasted
+    yield "octavo:memory_is_tight", "1 while the cache shrinks because memory is short", stats.is_memory_tight
 
 
 def _counters(stats: EngineStats) -> Iterator[tuple[str, str, float]]:
@@ -165,8 +171,15 @@ def _counters(stats: EngineStats) -> Iterator[tuple[str, str, float]]:
     yield "vllm:prefix_cache_hits", "Tokens found in the prefix cache", stats.num_prefix_cache_hits
     yield "vllm:num_preemptions", "Requests that gave up their blocks", stats.num_preemptions
     yield "vllm:corrupted_requests", "Samples ended by NaN logits", stats.num_corrupted_requests
+    yield "octavo:parks", "Samples of a running request that gave up their blocks", stats.num_parks
     yield "octavo:block_copies", "Blocks copied on write", stats.num_block_copies
     yield "octavo:blocks_folded", "Blocks replaced by an equal cached one", stats.num_blocks_folded
+    yield (
+        "octavo:kv_blocks_evicted",
+        "Cached blocks that lost their key, to reuse or drop them",
+        stats.num_blocks_evicted,
+    )
+    yield "octavo:kv_blocks_given_back", "Blocks whose memory went back to the system", stats.num_blocks_given_back
     yield "octavo:kv_block_leak", "Idle checks that found the block accounts wrong", stats.num_integrity_failures
     yield "octavo:steps", "Steps of the engine", stats.num_steps
     yield "octavo:step_seconds", "Time in steps", stats.step_seconds

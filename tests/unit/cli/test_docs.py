@@ -24,6 +24,10 @@ def test_the_command_line_page_is_what_the_commands_say() -> None:
     assert (ROOT / "docs" / "cli.md").read_text() == script("make_cli_docs").page(), "stale; run make docs"
 
 
+def test_the_metrics_page_lists_what_the_registry_holds() -> None:
+    assert (ROOT / "docs" / "metrics.md").read_text() == script("make_metrics_docs").page(), "stale; run make docs"
+
+
 def test_the_size_table_names_what_is_over_budget(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "long.py").write_text("x = 1\n" * 401)
     (tmp_path / "wide.py").write_text("def f(self, a, b, c, d, e, f, g):\n" + "    x = 1\n" * 61)
