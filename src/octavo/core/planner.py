@@ -197,7 +197,9 @@ class Planner:
         """The sequence's prefix hit; None where a running sequence is computing its next block."""
         num_tokens = len(sequence.token_ids)
         if not self._config.enable_prefix_caching:
-            return self._with_origin(sequence, self._kv.find_hit(sequence.keys, num_tokens))
+            return self._with_sibling(
+                sequence, self._with_origin(sequence, self._kv.find_hit(sequence.keys, num_tokens))
+            )
         total = sequence.keys.extend(sequence.token_ids)
         if sequence.prompt_logprobs is not None:
             return self._kv.find_hit(sequence.keys, 0)
@@ -239,6 +241,19 @@ class Planner:
         swapper = self._swapper
         assert swapper is not None
         return swapper.has_fetched(sequence) or (swapper.fetch(sequence, hit, now) and not swapper.is_waiting(sequence))
+
+    def _with_sibling(self, sequence: Sequence, hit: Hit) -> Hit | None:
+        """Without the cache: `hit`, or the prompt's full blocks of a sample that runs; None while it computes them.
+
+        So samples that come back one by one share their prompt again as before they were preempted or parked.
+        """
+        sibling = next((s for s in sequence.request.sequences if s.status is Status.RUNNING), None)
+        num_shared = sequence.num_prompt_tokens // self._config.block_size * self._config.block_size
+        if sibling is None or sibling.tables is None or num_shared <= hit.num_tokens:
+            return hit
+        if sibling.num_computed_tokens < num_shared:
+            return None
+        return self._kv.find_origin(sibling.tables, num_shared, len(sequence.token_ids))
 
     def _tokens_to_fit(self, sequence: Sequence) -> int:
         """All known tokens and the one to be drawn; the last token allowed is never computed."""

@@ -51,6 +51,13 @@ def test_the_scheduler_program_times_both_pools_and_the_look_up() -> None:
     assert "look-up alone, 8,192 tokens" in names
 
 
+def test_the_paper_program_prints_ours_beside_the_papers() -> None:
+    figures = last_line("paper", "--quick")["figures"]
+    assert figures["token states, ShareGPT"]["paper"] == 96.3
+    assert figures["most waste of a sequence"]["median"] <= 15
+    assert figures["blocks saved, 6 samples, Alpaca"]["from_lengths"] > 9
+
+
 def test_the_floor_program_measures_all_it_promises(floor: ModuleType) -> None:
     value = last_line("floor", "--model", "fake", "--quick")
     assert set(floor.FLOOR) - {"installed size"} <= set(value["figures"])

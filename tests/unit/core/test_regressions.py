@@ -208,6 +208,25 @@ def test_fifty_requests_in_a_pool_for_one_and_a_third_make_progress(caching: boo
     idle(runner)
 
 
+@pytest.mark.parametrize("caching", [True, False])
+def test_samples_that_come_back_share_their_prompt_again(caching: bool) -> None:
+    """Without the prefix cache each sample came back with a prompt of its own, and the sharing was gone for good."""
+    runner = Runner(config(num_blocks=20, enable_prefix_caching=caching))
+    runner.scheduler.add(request("old", range(24), max_tokens=30))
+    second = request("new", range(40, 57), max_tokens=20, n=3)
+    runner.scheduler.add(second)
+    shared_again = 0
+    while runner.scheduler.has_unfinished:
+        runner.step()
+        tables = [s.tables.blocks[0] for s in second.sequences if s.tables is not None]
+        if second.num_preemptions and len(tables) == 3:
+            assert all(len({table[place] for table in tables}) == 1 for place in range(4)), "four full blocks of prompt"
+            shared_again += 1
+    assert shared_again > 0
+    assert len(runner.reasons) == 4
+    idle(runner)
+
+
 def test_the_oldest_request_is_never_preempted() -> None:
     runner = Runner(config(num_blocks=14))
     requests = [request(str(i), range(i * 9, i * 9 + 8), max_tokens=40) for i in range(6)]
