@@ -212,6 +212,10 @@ class BlockPool:
         """Up to `limit` cached blocks that no tier was given yet, oldest first. Costs O(cached)."""
         return list(islice((block for block in self._cached if not block.is_stored), limit))
 
+    def note_stored(self, block_id: BlockId) -> None:
+        """A tier has what the block holds."""
+        self._blocks[block_id].is_stored = True
+
     def take_evicted(self) -> list[Evicted]:
         """Blocks that were taken from the cache since the last call."""
         evicted, self._evicted = self._evicted, []

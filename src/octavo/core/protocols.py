@@ -20,6 +20,7 @@ class ExecutorInfo:
     kv_dtype: str
     kv_bytes_per_block: int
     layout: str  # names the private block layout; part of a tier's key
+    numerics_version: int = 1  # raised when the same tokens come to have other bits; part of a tier's key
 
 
 class Executor(Protocol):

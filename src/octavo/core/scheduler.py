@@ -46,6 +46,7 @@ class Scheduler:
         ordering: OrderingPolicy | None = None,
         preemption: PreemptionPolicy | None = None,
         swapper: Swapper | None = None,
+        costs: StepCosts | None = None,
     ) -> None:
         self.config = config
         self.swapper = swapper
@@ -56,7 +57,7 @@ class Scheduler:
             enable_prefix_caching=config.enable_prefix_caching,
             max_chunk_tokens=config.max_num_batched_tokens,
         )
-        self.costs = StepCosts()
+        self.costs = costs or StepCosts()
         self._ordering = ordering or FirstComeFirstServed()
         self._roster = Roster(self.kv, config.max_rows)
         self._history = PrefixHistory(config.block_size)
@@ -98,6 +99,11 @@ class Scheduler:
             self._roster.end(sequence)
         self._num_aborted += 1
         return True
+
+    def abort_all(self) -> None:
+        """Ends every request: nobody is left to read an answer."""
+        for request_id in list(self._roster.requests):
+            self.abort(request_id)
 
     def finish(self, seq_id: SeqId) -> None:
         """Ends one sample, because the engine saw a stop string. Does nothing where the sample ended already."""
@@ -168,17 +174,24 @@ class Scheduler:
         evicted, self._evicted = self._evicted, []
         return evicted
 
-    def take_to_store(self, limit: int) -> Listing[tuple[BlockId, bytes]]:
+    def to_store(self, limit: int) -> Listing[tuple[BlockId, bytes]]:
         """(block, tier key) of up to `limit` cached blocks that the tier was not given; they stay cached.
 
-        For quiet moments: what is stored before it leaves survives the end of the process.
+        For quiet moments. Whoever stored one says so with `note_stored`.
         """
         if self.swapper is None or self._in_flight:
             return ()
         blocks = self.kv.pool.to_store(limit)
-        for block in blocks:
-            block.is_stored = True
         return [(b.block_id, self.swapper.tier_key(b.group, b.key)) for b in blocks if b.key is not None]
+
+    def note_stored(self, block_id: BlockId) -> None:
+        """The tier was given what this cached block holds."""
+        self.kv.pool.note_stored(block_id)
+
+    def swapped_out(self, tier_key: bytes) -> None:
+        """The tier was offered this payload: that it once failed to load it does not count any more."""
+        if self.swapper is not None:
+            self.swapper.stored(tier_key)
 
     def drop_cached_before(self, time: float, num_blocks: int) -> int:
         """As `drop_cached`, but only of those that nobody held since `time`, on the clock of `plan` and `commit`."""
@@ -218,6 +231,13 @@ class Scheduler:
             num_given_back=pool.num_given_back,
             prefix_queries_tokens=self._planner.prefix_queries_tokens,
             prefix_hits_tokens=self._planner.prefix_hits_tokens,
+            prefix_hits_by_tier={
+                source: count
+                for source, count in self._planner.prefix_hits_by_source.items()
+                if source not in ("memory", "origin")
+            },
+            num_swaps=0 if self.swapper is None else self.swapper.num_swaps,
+            num_recomputes=0 if self.swapper is None else self.swapper.num_recomputes,
         )
 
     @property

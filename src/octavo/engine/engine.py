@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from octavo.core import prefix_key
 from octavo.core.request import Request
+from octavo.engine.block_mover import BlockMover
 from octavo.engine.engine_request import EngineRequest
 from octavo.engine.idle_check import IdleCheck
 from octavo.engine.info import EngineInfo, EngineStats
@@ -28,7 +29,7 @@ from octavo.outputs import FinishReason, SequenceDelta
 from octavo.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
-    from octavo.core.protocols import Executor
+    from octavo.core.protocols import Executor, Tier
     from octavo.core.request import SequenceUpdate
     from octavo.core.scheduler import Scheduler
     from octavo.engine.cache_keeper import CacheKeeper
@@ -52,10 +53,14 @@ class Engine:
         rng: random.Random,
         fingerprint: str = "",
         keeper: CacheKeeper | None = None,
+        tier: Tier | None = None,
         strict: bool = False,
     ) -> None:
         """`clock`: monotonic seconds. `rng` draws seeds for requests without one. `fingerprint`: of the weights.
-        Without `keeper` the cache never shrinks by itself. `strict`: wrong block accounts raise; for tests."""
+
+        Without `keeper` the cache never shrinks by itself. `tier`: the one that the scheduler's swapper asks; closed
+        with the engine. `strict`: wrong block accounts raise; for tests.
+        """
         self.info = info
         self.tokenizer = tokenizer
         self.executor = executor
@@ -69,6 +74,7 @@ class Engine:
         self._step_seconds = 0.0
         self._executor_seconds = 0.0
         self._keeper = keeper
+        self._mover = BlockMover(scheduler, executor, tier, clock) if tier is not None else None
         self._accounts = IdleCheck(scheduler, clock, strict=strict)
         self._trimmed_at_step = 0
         self.ran_nothing = False  # the last step had requests but no plan: what they wait for comes from elsewhere
@@ -120,6 +126,9 @@ class Engine:
         if plan is not None:
             if plan.added:
                 self._outputs.note_started(began)
+            if self._mover is not None:
+                self._mover.move_out()
+                self._mover.move_in(plan)
             entered = self._clock()
             result = self.executor.execute(plan)
             left = self._clock()
@@ -130,6 +139,8 @@ class Engine:
                     deltas.append(delta)
             self._outputs.counters.iteration_tokens.add(plan.num_tokens)
             self._num_steps += 1
+        elif self._mover is not None:
+            self._mover.wait()
         self._keep_cache(began)
         if self._pending:  # requests that a fault ended meanwhile
             deltas += self._pending
@@ -156,6 +167,10 @@ class Engine:
             self._trimmed_at_step = self._num_steps
             self.executor.trim()
 
+    def store_some(self) -> bool:
+        """Nothing runs: gives a tier some of the cached blocks it lacks. Whether there are more to give now."""
+        return self._mover is not None and not self.has_unfinished and self._mover.store_some()
+
     def stats(self) -> EngineStats:
         core, counters = self.scheduler.stats(), self._outputs.counters
         return EngineStats(
@@ -175,6 +190,10 @@ class Engine:
             num_generation_tokens=counters.num_generation_tokens,
             num_prefix_cache_queries=core.prefix_queries_tokens,
             num_prefix_cache_hits=core.prefix_hits_tokens,
+            num_prefix_hits_by_tier=dict(core.prefix_hits_by_tier),
+            tiers=() if self._mover is None else (self._mover.tier.stats(),),
+            num_swaps=core.num_swaps,
+            num_recomputes=core.num_recomputes,
             num_preemptions=core.num_preemptions,
             num_block_copies=core.num_copies,
             num_blocks_folded=core.num_folded,
@@ -193,7 +212,14 @@ class Engine:
         )
 
     def close(self) -> None:
-        """Frees the executor's memory and threads. The engine is not used after it."""
+        """Ends what runs, stores what is cached where there is a tier, frees the executor's memory and threads.
+
+        The engine is not used after it.
+        """
+        self.scheduler.abort_all()
+        if self._mover is not None:
+            self._mover.move_out()
+            self._mover.close()
         self.executor.close()
 
     def _handle(self, update: SequenceUpdate, now: float) -> SequenceDelta | None:
@@ -214,6 +240,8 @@ class Engine:
             self._keeper.look(now)
 
     def _release_blocks(self) -> None:
+        if self._mover is not None:
+            self._mover.move_out()
         released = self.scheduler.take_released()
         if released:
             self.executor.release_blocks(released)

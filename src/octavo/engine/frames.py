@@ -254,12 +254,13 @@ class EngineChannel:
         with contextlib.suppress(OctavoError):
             self.send(message)
 
-    def wait(self, timeout_seconds: float) -> None:
-        """Until something can be read, or written where bytes wait; at most so long."""
+    def wait(self, timeout_seconds: float) -> bool:
+        """Until something can be read, or written where bytes wait; at most so long. Whether something can be read."""
         poller = select.poll()
         poller.register(self._socket, select.POLLIN | (select.POLLOUT if self._outbox else 0))
-        poller.poll(max(0, round(timeout_seconds * 1000)))
+        events = poller.poll(max(0, round(timeout_seconds * 1000)))
         self._flush()
+        return any(event & ~select.POLLOUT for _, event in events)
 
     def receive(self) -> list[ToEngine]:
         """Messages that arrived, without blocking. Raises FrameError; sets `is_closed` at the end."""

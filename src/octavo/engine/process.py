@@ -34,6 +34,7 @@ BUSY_STATS_SECONDS: Final = 0.1  # how often statistics leave while steps follow
 PROGRESS_SECONDS: Final = 0.1
 LAST_WORDS_SECONDS: Final = 1.0
 STALL_WAIT_SECONDS: Final = 0.005  # before asking again a scheduler that has requests but no plan
+QUIET_SECONDS: Final = 0.02  # without a message, before some cached blocks are given to a tier
 STALL_LIMIT_SECONDS: Final = 30.0  # so long without a plan, with requests waiting, is a fault of ours
 _PR_SET_PDEATHSIG: Final = 1
 
@@ -66,6 +67,7 @@ def _run(channel: frames.EngineChannel) -> int:
     gc.collect()
     gc.freeze()  # the model's objects live as long as the process: no collection need look at them again
     StepLoop(engine, channel).run()
+    engine.close()
     return 0
 
 
@@ -113,6 +115,7 @@ class StepLoop:
         self._heartbeat_time = -HEARTBEAT_SECONDS
         self._progress_time = time.monotonic()  # when last a step ran something
         self._longest_step_seconds = 0.0
+        self._may_store = False  # steps ran since a tier was last given all that is cached
 
     def run(self) -> None:
         """Until the server's end closes. Raises what is fatal to the engine, FrameError among it."""
@@ -130,6 +133,7 @@ class StepLoop:
 
     def _step(self) -> None:
         deltas = self._timed_step()
+        self._may_store = True
         is_idle = not self._engine.has_unfinished
         is_ending = is_idle or any(delta.finish_reason is not None for delta in deltas)
         if is_ending or time.monotonic() - self._heartbeat_time >= BUSY_STATS_SECONDS:
@@ -156,10 +160,14 @@ class StepLoop:
         self._channel.wait(STALL_WAIT_SECONDS)
 
     def _idle(self) -> None:
-        """Waits for a message; when a heartbeat passes without one, looks after the house."""
+        """Waits for a message; when none comes for a moment, cached blocks go to the tier; when a heartbeat passes
+        without one, looks after the house."""
         self._engine.check_idle()
         self._progress_time = time.monotonic()
-        self._channel.wait(max(0.0, self._heartbeat_time + HEARTBEAT_SECONDS - time.monotonic()))
+        wait = max(0.0, self._heartbeat_time + HEARTBEAT_SECONDS - self._progress_time)
+        is_quiet = not self._channel.wait(min(wait, QUIET_SECONDS) if self._may_store else wait)
+        if is_quiet and self._may_store:
+            self._may_store = self._engine.store_some()
         if time.monotonic() - self._heartbeat_time >= HEARTBEAT_SECONDS:
             self._engine.rest()
             self._send_heartbeat()

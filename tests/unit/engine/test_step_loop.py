@@ -29,6 +29,7 @@ class ScriptedEngine:
         self.ran_nothing = False
         self.num_idle_checks = 0
         self.num_rests = 0
+        self.num_stores = 0
 
     @property
     def info(self) -> EngineInfo:
@@ -40,6 +41,10 @@ class ScriptedEngine:
 
     def step(self) -> list[SequenceDelta]:
         return self.script.pop(0)()
+
+    def store_some(self) -> bool:
+        self.num_stores += 1
+        return self.num_stores < 3
 
     def add_request(self, request: EngineRequest) -> None:
         if self.refusal is not None:
