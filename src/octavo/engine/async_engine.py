@@ -29,6 +29,7 @@ HEARTBEAT_LIMIT_SECONDS = 10.0
 MAX_UNSENT_BYTES = 2 * frames.MAX_FRAME_BYTES  # towards an engine that does not read
 SLOW_STEP_FACTOR = 3.0  # a large model's step may take longer than the limit; silence is judged by the longest so far
 STOP_TIMEOUT_SECONDS = 2.0  # enough for the step under way; nothing is lost with a longer one
+TIER_STOP_TIMEOUT_SECONDS = 30.0  # what is cached goes to the tier first
 _ENDED_EARLY = "the engine process ended before it was ready; its last words are on stderr"
 
 ProgressCallback = Callable[[str, float], None]  # stage for people, fraction 0..1
@@ -146,8 +147,13 @@ class AsyncEngine:
         if request_id in self._mailboxes:
             self._abort_quietly(request_id)
 
-    async def stop(self, timeout_seconds: float = STOP_TIMEOUT_SECONDS) -> None:
-        """Ends the process (closes its channel, after the timeout SIGKILL) and every iterator. Idempotent."""
+    async def stop(self, timeout_seconds: float | None = None) -> None:
+        """Ends the process (closes its channel, after the timeout SIGKILL) and every iterator. Idempotent.
+
+        Without a timeout there is time for the step under way and, with a tier, to store what is cached.
+        """
+        if timeout_seconds is None:
+            timeout_seconds = TIER_STOP_TIMEOUT_SECONDS if self.info.kv_tiers else STOP_TIMEOUT_SECONDS
         self._is_stopping = True
         self._fail_all(EngineDead("the server is shutting down; try another one"))
         await self._process.end(timeout_seconds=timeout_seconds)

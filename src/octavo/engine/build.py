@@ -16,6 +16,10 @@ from typing import TYPE_CHECKING
 
 from octavo.config import Dtype, EngineConfig, ExecutorName, KVDtype, octavo_home
 from octavo.core.scheduler import Scheduler, SchedulerConfig
+from octavo.core.step_costs import StepCosts
+from octavo.core.swap_costs import SwapCosts
+from octavo.core.swapper import Swapper
+from octavo.engine.block_mover import tier_identity
 from octavo.engine.cache_keeper import CacheKeeper, MemorySource, reserve_bytes
 from octavo.engine.engine import Engine
 from octavo.engine.fake_model import fake_next_token
@@ -25,9 +29,10 @@ from octavo.engine.memory import SystemMemory, available_bytes
 from octavo.errors import ConfigError
 from octavo.loading.model_files import ModelFiles, resolve
 from octavo.loading.model_names import FAKE_MODEL
+from octavo.tiers.spec import open_tier
 
 if TYPE_CHECKING:
-    from octavo.core.protocols import Executor
+    from octavo.core.protocols import Executor, ExecutorInfo, Tier
     from octavo.loading.chat_template import ChatTemplate
     from octavo.loading.load_model import LoadedModel
     from octavo.loading.tokenizer import TokenizerLike
@@ -90,11 +95,15 @@ def build_engine(
         max_num_batched_tokens=config.max_num_batched_tokens,
         vocab_size=parts.vocab_size,
         enable_prefix_caching=config.enable_prefix_caching,
+        kv_tiers=config.kv_tiers,
         eos_token_ids=parts.eos_token_ids,
         chat_template=parts.chat_template,
         warnings=parts.warnings + budget.warnings,
     )
-    scheduler = Scheduler(_scheduler_config(config, parts))
+    costs = StepCosts()
+    tier = open_tier(config.kv_tiers, block_bytes=kind.kv_bytes_per_block)
+    swapper = None if tier is None else _swapper(config, tier, kind, costs)
+    scheduler = Scheduler(_scheduler_config(config, parts), swapper=swapper, costs=costs)
     return Engine(
         scheduler=scheduler,
         executor=parts.executor,
@@ -104,7 +113,17 @@ def build_engine(
         rng=random.Random(config.seed),
         fingerprint=parts.fingerprint,
         keeper=_cache_keeper(config, scheduler, kind.kv_bytes_per_block, memory or SystemMemory()),
+        tier=tier,
         strict=strict,
+    )
+
+
+def _swapper(config: EngineConfig, tier: Tier, kind: ExecutorInfo, costs: StepCosts) -> Swapper:
+    return Swapper(
+        tier,
+        SwapCosts(kind.kv_bytes_per_block, costs.recompute_seconds, config.kv_tier_policy),
+        identity=tier_identity(kind, config.block_size),
+        block_bytes=kind.kv_bytes_per_block,
     )
 
 

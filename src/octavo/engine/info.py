@@ -40,6 +40,7 @@ class EngineInfo:
     max_num_batched_tokens: int
     vocab_size: int
     enable_prefix_caching: bool
+    kv_tiers: tuple[str, ...] = ()  # as given
     eos_token_ids: tuple[int, ...] = ()
     chat_template: str | None = None
     warnings: tuple[str, ...] = ()  # one line each: what was lowered or ignored, and why
