@@ -15,6 +15,7 @@ import pytest
 from octavo._native import available_isas
 from octavo.config import EngineConfig
 from octavo.core.block import SeqId
+from octavo.core.protocols import TierStats
 from octavo.core.scheduler_output import SchedulerOutput, StepOutput
 from octavo.engine.build import build_engine
 from octavo.engine.engine import Engine, EngineRequest
@@ -43,6 +44,8 @@ class Seen:
     chunks: list[int] = field(default_factory=list)  # tokens of its prompt in each step
     num_preemptions: int = 0
     num_copies: int = 0
+    num_loaded_blocks: int = 0  # that it began with, brought back from a tier
+    tier: TierStats | None = None
 
 
 class Watch:
@@ -57,9 +60,9 @@ class Watch:
         self.commit, engine.scheduler.commit = engine.scheduler.commit, self.watched  # type: ignore[method-assign]
         self.history: list[SchedulerOutput] = []
 
-    def watched(self, plan: SchedulerOutput, result: StepOutput, now: float) -> Any:
+    def watched(self, plan: SchedulerOutput, result: StepOutput, now: float, seconds: float) -> Any:
         rows = dict(self.executor.last_logits)
-        updates = self.commit(plan, result, now)
+        updates = self.commit(plan, result, now, seconds)
         self.history.append(plan)
         parent = next((each.seq_id for each in updates if each.request_id == TARGET and each.index == 0), None)
         for update in updates:
@@ -77,8 +80,13 @@ class Watch:
         for seq_id, index in self.seq_ids.items():
             seen = self.seen[index]
             seen.num_preemptions, seen.num_copies = stats.num_preemptions, stats.num_block_copies
+            seen.tier = next(iter(stats.tiers), None)
             for plan in self.history:
-                seen.num_starts += sum(added.seq_id == seq_id for added in plan.added)
+                loaded = {block_id for block_id, _ in plan.loads}
+                for added in plan.added:
+                    if added.seq_id == seq_id:
+                        seen.num_starts += 1
+                        seen.num_loaded_blocks += len(loaded.intersection(*map(set, added.block_tables)))
                 if seq_id in plan.seq_ids:
                     place = plan.seq_ids.index(seq_id)
                     seen.max_rows = max(seen.max_rows, len(plan.seq_ids))
@@ -111,6 +119,7 @@ def run(
     path: Path,
     *,
     before: int = 0,
+    forget: bool = False,
     others: int = 0,
     others_tokens: int = 24,
     text: str = PROMPT,
@@ -118,7 +127,10 @@ def run(
     short: bool = False,
     **options: Any,
 ) -> dict[int, Seen]:
-    """The target's samples, after `before` runs of the same prompt and among `others`, which start first."""
+    """The target's samples, after `before` runs of the same prompt and among `others`, which start first.
+
+    `forget`: what the earlier runs left in the cache leaves memory, for the tier where there is one.
+    """
     config = {"num_threads": 2, "max_num_seqs": 32, "max_model_len": 512, **options}
     engine = build_engine(EngineConfig(model=str(path), **config))
     assert engine.info.isa == options.get("isa", engine.info.isa)
@@ -126,6 +138,9 @@ def run(
         for number in range(before):
             engine.add_request(target(engine, f"before {number}", text))
             drain(engine)
+        if forget:
+            assert engine.scheduler.drop_cached(engine.info.num_blocks) > 0
+            engine.rest()
         for request in company(engine, others, others_tokens, short):
             engine.add_request(request)
         watch = Watch(engine)
@@ -193,6 +208,66 @@ def test_from_a_warm_prefix_cache(smollm2_path: Path, alone: dict[int, Seen]) ->
     assert seen[0].num_cached_tokens > 0
     assert sum(seen[0].chunks) < sum(alone[0].chunks)
     assert_same(seen, alone)
+
+
+def tier(kind: str, folder: Path) -> tuple[str, ...]:
+    return ("ram:64MiB",) if kind == "ram" else (f"disk:{folder / 'tier'},64MiB",)
+
+
+@pytest.mark.parametrize("kind", ["ram", "disk"])
+def test_preempted_and_swapped(smollm2_path: Path, tmp_path: Path, alone: dict[int, Seen], kind: str) -> None:
+    pool: dict[str, Any] = {"num_gpu_blocks_override": 20, "max_model_len": 256, "max_num_batched_tokens": 64}
+    swap: dict[str, Any] = {"kv_tiers": tier(kind, tmp_path), "kv_tier_policy": "swap"}
+    seen = run(smollm2_path, others=8, others_tokens=64, **pool, **swap)
+    assert seen[0].num_preemptions > 0
+    assert seen[0].num_starts > 1
+    assert seen[0].num_loaded_blocks > 0
+    assert_same(seen, alone)
+
+
+@pytest.mark.parametrize("kind", ["ram", "disk"])
+def test_the_prefix_from_a_tier(smollm2_path: Path, tmp_path: Path, alone: dict[int, Seen], kind: str) -> None:
+    swap: dict[str, Any] = {"kv_tiers": tier(kind, tmp_path), "kv_tier_policy": "swap"}
+    seen = run(smollm2_path, before=1, forget=True, others=3, **swap)
+    assert seen[0].num_loaded_blocks == seen[0].num_cached_tokens // 16 > 2
+    assert_same(seen, alone)
+
+
+def test_the_prefix_from_disk_after_a_restart(smollm2_path: Path, tmp_path: Path, alone: dict[int, Seen]) -> None:
+    swap: dict[str, Any] = {"kv_tiers": tier("disk", tmp_path), "kv_tier_policy": "swap"}
+    cold = run(smollm2_path, **swap)
+    assert cold[0].num_loaded_blocks == 0
+    assert_same(cold, alone)
+    seen = run(smollm2_path, **swap)
+    assert seen[0].num_loaded_blocks == seen[0].num_cached_tokens // 16 > 2
+    assert_same(seen, alone)
+
+
+@pytest.mark.parametrize(
+    "other", [{"block_size": 32}, {"kv_cache_dtype": "float32"}, {"isa": "avx2"}, {"isa": "plain"}, {}], ids=str
+)
+def test_only_the_same_numbers_come_back_after_a_restart(
+    smollm2_path: Path, tmp_path: Path, other: dict[str, Any]
+) -> None:
+    """Another block size, type of keys and values or instruction set finds nothing in the tier."""
+    if other.get("isa", "plain") not in available_isas()[0 if other.get("isa") == "plain" else 1 :]:
+        pytest.skip(f"this machine's best is {available_isas()[0]}, so {other['isa']} is not another")
+    options: dict[str, Any] = {"text": PROMPT[:80], "sampling": {"max_tokens": 1}, "kv_tier_policy": "swap"}
+    run(smollm2_path, kv_tiers=tier("disk", tmp_path), **options)
+    seen = run(smollm2_path, kv_tiers=tier("disk", tmp_path), **options, **other)
+    stats = seen[0].tier
+    assert stats is not None
+    assert stats.num_blocks > 0
+    assert (seen[0].num_loaded_blocks > 0) is (not other)
+
+
+@pytest.mark.parametrize("block_size", [32, 64])
+def test_larger_blocks(smollm2_path: Path, alone: dict[int, Seen], block_size: int) -> None:
+    assert_same(run(smollm2_path, block_size=block_size), alone)
+    warm = run(smollm2_path, block_size=block_size, before=1, others=31, max_num_batched_tokens=37)
+    assert warm[0].num_cached_tokens >= block_size
+    assert warm[0].max_rows >= 16
+    assert_same(warm, alone)
 
 
 def test_when_every_block_of_the_prompt_is_cached(smollm2_path: Path) -> None:
