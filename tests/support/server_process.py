@@ -35,15 +35,15 @@ def until(what: str, check: Callable[[], bool], deadline_seconds: float = DEADLI
 
 
 class ServerProcess:
-    """Use as a context manager. `url` and `port` once it is ready."""
+    """Use as a context manager. `url` and `port` once it is ready. `wrapper` stands before the command line."""
 
-    def __init__(self, model: str, *options: str, log: Path) -> None:
+    def __init__(self, model: str, *options: str, log: Path, wrapper: Sequence[str] = ()) -> None:
         self.port = 0
         self._log = log
         environment = dict(os.environ, PYTHONPATH=str(SOURCE), PYTHONUNBUFFERED="1")
         with log.open("wb") as output:
             self.process = subprocess.Popen(
-                [*COMMAND, model, "--port", "0", *options],
+                [*wrapper, *COMMAND, model, "--port", "0", *options],
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
