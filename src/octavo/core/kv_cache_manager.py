@@ -47,6 +47,18 @@ class Hit:
     origin: BlockTables | None = None
 
 
+def blocks_held(windows: Sequence[int | None], num_tokens: int, block_size: int, max_chunk_tokens: int) -> int:
+    """The most blocks a sequence holds at once while it grows to `num_tokens`, over groups with these windows.
+
+    A sliding group holds what a step of `max_chunk_tokens` tokens and the window before its first one lie in.
+    """
+    total = -(-num_tokens // block_size)
+    return sum(
+        total if window is None else min(total, -(-(window - 1 + max_chunk_tokens) // block_size) + 1)
+        for window in windows
+    )
+
+
 class KVCacheManager:
     """`windows[g]` is group g's sliding window in tokens, None for full attention."""
 
@@ -76,7 +88,7 @@ class KVCacheManager:
 
     def num_blocks_for(self, num_tokens: int) -> int:
         """Blocks a sequence of `num_tokens` holds at once, over all groups, at the widest moment of its life."""
-        return sum(self._widest(window, num_tokens) for window in self.windows)
+        return blocks_held(self.windows, num_tokens, self.block_size, self._max_chunk_tokens)
 
     def find_hit(self, keys: KeyChain, num_tokens: int, elsewhere: Elsewhere | None = None) -> Hit:
         """The longest cached prefix of the first `num_tokens` tokens; `keys` covers their full blocks.
@@ -273,10 +285,7 @@ class KVCacheManager:
     # -- inside ------------------------------------------------------------------------------------------------------
 
     def _widest(self, window: int | None, num_tokens: int) -> int:
-        total = -(-num_tokens // self.block_size)
-        if window is None:
-            return total
-        return min(total, -(-(window - 1 + self._max_chunk_tokens) // self.block_size) + 1)
+        return blocks_held((window,), num_tokens, self.block_size, self._max_chunk_tokens)
 
     def _leading_hits(self, group: int, keys: KeyChain, total: int, elsewhere: Elsewhere | None) -> list[Block | None]:
         """The blocks found before the first that nobody has; None stands for one that lies elsewhere."""

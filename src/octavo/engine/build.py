@@ -96,6 +96,7 @@ def build_engine(
         vocab_size=parts.vocab_size,
         enable_prefix_caching=config.enable_prefix_caching,
         kv_tiers=config.kv_tiers,
+        group_windows=parts.group_windows,
         eos_token_ids=parts.eos_token_ids,
         chat_template=parts.chat_template,
         warnings=parts.warnings + budget.warnings,
@@ -225,12 +226,13 @@ def _model_parts(
     model = load_model(files)
     program = model.program
     kv_dtype = _kv_dtype(config, executor_name)
+    group_windows = tuple(group.sliding_window for group in program.kv_groups)
     budget = plan_kv_budget(
         config,
         context_length=model.context_length,
         kv_bytes_per_block=program.kv_bytes_per_block(config.block_size, _KV_ELEMENT_BYTES[kv_dtype]),
         available_bytes=max(0, available_bytes() - _weight_bytes(model, executor_name, config.dtype)),
-        num_groups=len(program.kv_groups),
+        group_windows=group_windows,
     )
     return _Parts(
         architecture=program.extra.get("family", ""),
@@ -241,7 +243,7 @@ def _model_parts(
         vocab_size=program.vocab_size,
         context_length=model.context_length,
         fingerprint=model.source.fingerprint.hex(),
-        group_windows=tuple(group.sliding_window for group in program.kv_groups),
+        group_windows=group_windows,
         budget=budget,
         executor=_make_executor(config, model, executor_name, kv_dtype, budget, report),
     )

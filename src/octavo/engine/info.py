@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from dataclasses import dataclass, field
 
+from octavo.core.kv_cache_manager import blocks_held
 from octavo.core.protocols import TierStats
 
 ITERATION_TOKEN_BOUNDS = (1.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0, 16384.0)
@@ -41,6 +42,7 @@ class EngineInfo:
     vocab_size: int
     enable_prefix_caching: bool
     kv_tiers: tuple[str, ...] = ()  # as given
+    group_windows: tuple[int | None, ...] = (None,)  # sliding window in tokens of each KV group, None for full
     eos_token_ids: tuple[int, ...] = ()
     chat_template: str | None = None
     warnings: tuple[str, ...] = ()  # one line each: what was lowered or ignored, and why
@@ -52,13 +54,18 @@ class EngineInfo:
 
     @property
     def kv_cache_tokens(self) -> int:
-        return self.num_blocks * self.block_size
+        """Tokens it holds in sequences of max_model_len: a sliding group keeps the last of each only."""
+        slots_each = -(-self.max_model_len // self.block_size) * self.block_size
+        return self.num_blocks * slots_each // self._blocks_each
 
     @property
     def num_full_length_sequences(self) -> float:
         """How many sequences of max_model_len fit at once."""
-        blocks_each = -(-self.max_model_len // self.block_size)
-        return self.num_blocks / blocks_each
+        return self.num_blocks / self._blocks_each
+
+    @property
+    def _blocks_each(self) -> int:
+        return blocks_held(self.group_windows, self.max_model_len, self.block_size, self.max_num_batched_tokens)
 
 
 @dataclass(slots=True)

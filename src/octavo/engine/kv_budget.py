@@ -7,9 +7,11 @@ of max_model_len tokens fits into the pool.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
 
 from octavo.config import EngineConfig
+from octavo.core.kv_cache_manager import blocks_held
 from octavo.errors import ConfigError
 
 MAX_KV_BYTES = 2**46  # half of what a process can address on 64-bit processors; the cache is reserved as address space
@@ -23,9 +25,24 @@ class KVBudget:
 
 
 def plan_kv_budget(
-    config: EngineConfig, *, context_length: int, kv_bytes_per_block: int, available_bytes: int, num_groups: int = 1
+    config: EngineConfig,
+    *,
+    context_length: int,
+    kv_bytes_per_block: int,
+    available_bytes: int,
+    group_windows: tuple[int | None, ...] = (None,),
 ) -> KVBudget:
     """`available_bytes`: what the process may take once the weights are in memory. Raises ConfigError."""
+
+    def blocks_for(num_tokens: int) -> int:
+        return blocks_held(group_windows, num_tokens, config.block_size, config.max_num_batched_tokens)
+
+    def longest(num_blocks: int, limit: int) -> int:
+        """The most tokens up to `limit`, in whole blocks or all, that `num_blocks` hold; 0 where not even one."""
+        rooms = range(1, -(-limit // config.block_size) + 1)
+        fitting = bisect_right(rooms, num_blocks, key=lambda room: blocks_for(room * config.block_size))
+        return min(fitting * config.block_size, limit)
+
     asked = config.max_model_len
     if asked is not None and asked > context_length:
         raise ConfigError(
@@ -34,7 +51,7 @@ def plan_kv_budget(
             param="max_model_len",
         )
     wanted = context_length if asked is None else asked
-    needed = _blocks_for(wanted, config.block_size, num_groups)
+    needed = blocks_for(wanted)
     num_blocks, source, is_fixed = _blocks_by_memory(
         config, needed=needed, kv_bytes_per_block=kv_bytes_per_block, available_bytes=available_bytes
     )
@@ -46,8 +63,8 @@ def plan_kv_budget(
     )
     possible = num_blocks if is_fixed else max(num_blocks, available_bytes // kv_bytes_per_block)
     if asked is None:
-        num_blocks = max(num_blocks, min(num_groups, possible))
-        fits = min(wanted, num_blocks // num_groups * config.block_size)
+        num_blocks = max(num_blocks, min(blocks_for(1), possible))
+        fits = longest(num_blocks, wanted)
         if fits < 1:
             raise no_block
         if fits == wanted:
@@ -60,7 +77,7 @@ def plan_kv_budget(
             f"{config.gpu_memory_utilization:g}: one sequence of max_model_len {asked} needs them"
         )
         return KVBudget(needed, asked, (line,))
-    fits = possible // num_groups * config.block_size
+    fits = longest(possible, asked)
     if fits < 1:
         raise no_block
     raise ConfigError(
@@ -94,7 +111,3 @@ def _check_addressable(param: str, num_bytes: int) -> None:
             "lower it",
             param=param,
         )
-
-
-def _blocks_for(num_tokens: int, block_size: int, num_groups: int) -> int:
-    return -(-num_tokens // block_size) * num_groups

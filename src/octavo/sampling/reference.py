@@ -84,7 +84,8 @@ def adjusted(logits: Float32, drawer: Drawer) -> Float32:
     for token_id, bias in sampling.logit_bias.items():
         out[token_id] += np.float32(bias)
     if len(drawer.output_token_ids) < sampling.min_tokens:
-        out[np.asarray(drawer.end_token_ids, np.int64)] = -np.inf
+        ends = np.asarray(drawer.end_token_ids, np.int64)
+        out[ends[(ends >= 0) & (ends < len(out))]] = -np.inf  # one beyond the logits can never be drawn
     return out
 
 

@@ -5,19 +5,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo.config import EngineConfig
+from octavo.core.kv_cache_manager import blocks_held
 from octavo.engine.kv_budget import KVBudget, plan_kv_budget
 from octavo.errors import ConfigError
 
 BLOCK = 1000  # bytes
 
 
-def plan(available: int, context: int = 160, groups: int = 1, **options: object) -> KVBudget:
+def plan(available: int, context: int = 160, windows: tuple[int | None, ...] = (None,), **options: object) -> KVBudget:
     return plan_kv_budget(
         EngineConfig.from_options(options),
         context_length=context,
         kv_bytes_per_block=BLOCK,
         available_bytes=available,
-        num_groups=groups,
+        group_windows=windows,
     )
 
 
@@ -68,19 +69,25 @@ def test_no_room_for_a_single_block_is_an_error_and_for_one_is_enough() -> None:
 @given(
     st.integers(0, 300 * BLOCK),
     st.integers(1, 400),
-    st.integers(1, 3),
+    st.lists(st.none() | st.integers(1, 200), min_size=1, max_size=3).map(tuple),
     st.none() | st.integers(1, 400),
     st.none() | st.integers(1, 300 * BLOCK),
     st.none() | st.integers(1, 300),
 )
 def test_every_budget_holds_one_full_sequence(
-    available: int, context: int, groups: int, asked: int | None, memory: int | None, blocks: int | None
+    available: int,
+    context: int,
+    windows: tuple[int | None, ...],
+    asked: int | None,
+    memory: int | None,
+    blocks: int | None,
 ) -> None:
     try:
         budget = plan(
             available,
             context,
-            groups,
+            windows,
+            max_num_batched_tokens=32,
             max_model_len=asked,
             kv_cache_memory_bytes=memory,
             num_gpu_blocks_override=blocks,
@@ -88,8 +95,22 @@ def test_every_budget_holds_one_full_sequence(
     except ConfigError:
         return
     assert 1 <= budget.max_model_len <= context
-    assert budget.num_blocks >= -(-budget.max_model_len // 16) * groups
+    assert budget.num_blocks >= blocks_held(windows, budget.max_model_len, 16, 32)
+    if budget.warnings and asked is None:  # it was lowered no further than need be
+        assert budget.num_blocks < blocks_held(windows, budget.max_model_len + 1, 16, 32)
     assert asked in (None, budget.max_model_len)
+
+
+def test_a_sliding_group_takes_what_its_window_and_a_chunk_need() -> None:
+    one_sequence: dict[str, object] = {"max_num_seqs": 1, "max_num_batched_tokens": 16}
+    # 10 blocks in the full group; 24 - 1 + 16 tokens touch 3 blocks and one more in each sliding group
+    assert plan(10**9, windows=(None, 24, 24), **one_sequence) == KVBudget(10 + 2 * 4, 160)
+    assert plan(10**9, windows=(24,), **one_sequence) == KVBudget(4, 160)
+    budget = plan(0, windows=(None, 24), num_gpu_blocks_override=13, **one_sequence)
+    assert (budget.num_blocks, budget.max_model_len) == (13, 144)
+    assert "from 160 to 144" in budget.warnings[0]
+    with pytest.raises(ConfigError, match=r"needs 14 blocks of 16 tokens.*largest that fits is 144:"):
+        plan(0, windows=(None, 24), num_gpu_blocks_override=13, max_model_len=160, **one_sequence)
 
 
 def test_no_block_at_all_is_told_as_that_also_where_a_context_was_asked() -> None:

@@ -218,6 +218,16 @@ def test_a_step_inside_a_prompt_draws_nothing(tiny: Any) -> None:
     assert driver.tokens[a] == [1, 2, 3]
 
 
+def test_an_end_token_beyond_the_vocabulary_changes_nothing(tiny: Any) -> None:
+    tokens = []
+    for ends in ((), (97, 2**31 - 1)):
+        driver = make_driver(tiny)
+        row = driver.add([1, 2, 3], SamplingParams(temperature=0.0, min_tokens=4), end_token_ids=ends)
+        assert not driver.step({row: 3}).failed
+        tokens.append(driver.tokens[row])
+    assert tokens[0] == tokens[1]
+
+
 def test_nan_weights_fail_every_row_and_raise_nothing() -> None:
     program, parameters = tiny_llama()
     parameters["final_norm.weight"][3] = np.nan

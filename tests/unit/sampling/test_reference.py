@@ -64,6 +64,12 @@ def test_end_tokens_are_masked_while_fewer_than_min_tokens_were_sampled() -> Non
         assert draw(row(5, 4, 3), drawer(temperature=0.0, min_tokens=2, end=[0], output=output)) == best
 
 
+def test_an_end_token_beyond_the_vocabulary_masks_nothing() -> None:
+    for end in ([3], [-1], [3, 0, 2**40]):
+        best = 1 if 0 in end else 0
+        assert draw(row(5, 4, 3), drawer(temperature=0.0, min_tokens=2, end=end)) == best
+
+
 def test_the_models_logits_stay_as_they_are() -> None:
     logits = row(1, 2, 3)
     draw(logits, drawer(repetition_penalty=2.0, prompt=[0, 1, 2], logit_bias={0: 5.0}))
