@@ -88,6 +88,30 @@ def test_an_abort_while_its_step_is_in_flight_leaves_no_trace(n: int) -> None:
     idle(runner)
 
 
+@pytest.mark.parametrize("num_plans", [1, 2])
+@pytest.mark.parametrize("order", ["abort, finish", "finish, abort"])
+def test_an_abort_that_meets_the_step_that_ends_its_request_is_nothing(num_plans: int, order: str) -> None:
+    """The request ended in the very step its abort came in: an assertion killed the engine."""
+    runner = Runner(config())
+    runner.scheduler.add(request("a", range(6), max_tokens=num_plans))
+    runner.scheduler.add(request("b", range(50, 56), max_tokens=9))
+    for _ in range(num_plans - 1):
+        runner.step()
+    plans = [plan for plan in (runner.plan(), runner.plan()) if plan is not None]
+    [ending] = [s for s in runner.scheduler.sequences() if s.request.request_id == "a"]
+    for action in order.split(", "):
+        if action == "abort":
+            assert runner.scheduler.abort("a") is (order == "abort, finish")
+        else:
+            runner.scheduler.finish(ending.seq_id)
+    for plan in plans:
+        assert all(update.request_id == "b" for update in runner.run(plan))
+    assert runner.scheduler.abort("a") is False
+    runner.drain()
+    assert len(runner.tokens["b", 0]) == 9
+    idle(runner)
+
+
 def test_an_abort_of_a_preempted_request_works_while_the_pool_is_exhausted() -> None:
     """A disconnect while the KV pool was exhausted crashed the block manager."""
     runner = Runner(config(num_blocks=8))
