@@ -116,13 +116,23 @@ class KVCacheManager:
 
     def fits(self, hit: Hit, num_tokens: int, watermark: int) -> bool:
         """Whether a sequence that takes `hit` could grow to `num_tokens` now and leave `watermark` blocks free."""
+        return self.num_lacking(hit, num_tokens, watermark) <= 0
+
+    def num_lacking(self, hit: Hit, num_tokens: int, watermark: int) -> int:
+        """How many more blocks would have to be free for that; 0 or less: none."""
         need = 0
         for window, blocks in zip(self.windows, hit.blocks, strict=True):
             held = [block for block in blocks if block is not None]
             need += max(self._widest(window, num_tokens) - len(held), 0)
             need += sum(block.ref_count == 0 for block in held)
             need += hit.num_tokens % self.block_size > 0  # the copy of the block it shares a part of
-        return need + watermark <= self.pool.num_free
+        return need + watermark - self.pool.num_free
+
+    def num_freed(self, tables: BlockTables, hit: Hit) -> int:
+        """Blocks that would be free without these tables and are no part of `hit`: at least so many."""
+        kept = {block.block_id for blocks in hit.blocks for block in blocks if block is not None}
+        held = (block for table in tables.blocks for block in table if block is not None)
+        return sum(block.ref_count == 1 and block.block_id not in kept for block in held)
 
     def num_tokens_saved(self) -> int:
         """Tokens that would need memory of their own if no block were shared."""

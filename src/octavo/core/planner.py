@@ -1,26 +1,27 @@
 """Decides one step: how far each sequence's computed count may advance, and who starts, gives way or waits.
 
 Called by `Scheduler.plan`. Moves requests through `Roster`, blocks through `KVCacheManager`; refuses to look at tokens'
-values. Order of a plan: running sequences first, each at least one token before any gets a long chunk; then samples
-that resume; then the waiting queue, first in rank first. The first in rank always gets its block: from requests
-behind it, or from its own youngest sample. A request that lacks a block and has nobody behind it keeps what it holds
-and stands still, until those before it end or take it.
+values. Order of a plan: who must give way to a newcomer (where the ordering policy displaces); running sequences, each
+at least one token before any gets a long chunk; samples that resume; the waiting queue, in the policy's order. The
+first in rank always gets its block: from requests behind it, or from its own youngest sample. A request that lacks a
+block and has nobody behind it keeps what it holds and stands still, until those before it end or take it.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from octavo.core.block import SeqId
+from octavo.core.displacement import Displacement
 from octavo.core.kv_cache_manager import Hit, KVCacheManager
-from octavo.core.policies import PreemptionPolicy
 from octavo.core.prefix_history import CacheReport, PrefixHistory, Reason
 from octavo.core.request import Request, Sequence, Status
 from octavo.core.roster import Roster
 from octavo.core.scheduler_config import SchedulerConfig
 from octavo.core.scheduler_output import AddedRow, SchedulerOutput
+from octavo.core.step_budget import Newcomer, StepBudget
 from octavo.core.swapper import Swapper
 
 
@@ -31,6 +32,7 @@ class _Draft:
     budget: int  # tokens left
     now: float
     overlaps: bool  # another plan is in flight
+    shares: Mapping[SeqId, int] | None = None  # most tokens of a running sequence where it is not one; None: rank order
     under_pressure: bool = False  # a sequence lacked a block: nobody new starts
     sequences: list[Sequence] = field(default_factory=list)
     first: list[int] = field(default_factory=list)
@@ -47,14 +49,16 @@ class Planner:
         config: SchedulerConfig,
         kv: KVCacheManager,
         roster: Roster,
-        preemption: PreemptionPolicy,
+        displacement: Displacement,
+        budget: StepBudget,
         history: PrefixHistory,
         swapper: Swapper | None = None,
     ) -> None:
         self._config = config
         self._kv = kv
         self._roster = roster
-        self._preemption = preemption
+        self._displacement = displacement
+        self._budget = budget
         self._history = history
         self._swapper = swapper
         self._watermark_blocks = int(config.watermark * config.num_blocks)
@@ -67,6 +71,10 @@ class Planner:
         if self._swapper is not None:
             self._swapper.collect(self._roster.sequences, now)
         draft = _Draft(self._config.max_num_batched_tokens, now, overlaps)
+        newcomer = None if self._roster.ordering.is_static else self._newcomer(now)
+        division = self._budget.divide(self._roster.lanes(), newcomer, others_wait=bool(self._roster.waiting))
+        if division is not None:
+            draft.budget, draft.shares = division.num_tokens, division.shares
         self._run_lanes(draft)
         if not draft.under_pressure:
             self._start_more(draft)
@@ -95,7 +103,9 @@ class Planner:
                 continue
             if count != 1:
                 assert count > 0, f"{sequence!r} runs with nothing to run"
-                count = min(count, max(draft.budget - behind, 1))
+                shares = draft.shares
+                most = draft.budget - behind if shares is None else shares.get(sequence.seq_id, 1)
+                count = min(count, max(most, 1))
             tables = sequence.tables
             assert tables is not None
             if first + count > tables.num_slots and not self._make_room(draft, sequence, first, first + count):
@@ -127,10 +137,9 @@ class Planner:
         first_write = max(first, sequence.first_write)
         while not self._kv.allocate(tables, first, first_write, end):
             draft.under_pressure = True
-            candidates = [r for r in roster.behind(sequence.request) if not _in_flight(r)]
-            if candidates:
-                roster.preempt(self._preemption.choose(candidates))
-            elif len(roster.running) == 1 and (youngest := _youngest_behind(sequence)):
+            if self._displacement.take_from_behind(sequence.request):
+                continue
+            if len(roster.running) == 1 and (youngest := _youngest_behind(sequence)):
                 roster.park(youngest)
             else:
                 return False
@@ -153,6 +162,30 @@ class Planner:
             wanted = sequence.request.sampling.prompt_logprobs
             assert wanted is not None
             draft.prompt_logprobs[sequence.seq_id] = wanted
+
+    # -- newcomers ---------------------------------------------------------------------------------------------------
+
+    def _newcomer(self, now: float) -> Newcomer | None:
+        """The next request to start, if it can: others gave way where the ordering policy wants them to."""
+        roster, swapper = self._roster, self._swapper
+        for sequence in self._candidates():
+            request = sequence.request
+            if request.status is not Status.WAITING or (swapper is not None and swapper.is_waiting(sequence)):
+                continue
+            if sequence.waits_for is not None and roster.is_computing(sequence.waits_for):
+                continue
+            lacking_rows = roster.num_reserved + roster.rows_for(request) - self._config.max_rows
+            if lacking_rows > 0 and not self._displacement.displaceable(request):
+                return None
+            hit = self._look_up(sequence, now)
+            if hit is None or (hit.absent and not self._has_payloads(sequence, hit, now)):
+                continue
+            lacking = self._kv.num_lacking(hit, self._tokens_to_fit(sequence), self._to_leave_free(request))
+            if lacking_rows <= 0 and lacking <= 0:
+                return sequence, hit.num_tokens
+            made_way = self._displacement.make_way(request, hit, lacking_rows, lacking)
+            return (sequence, hit.num_tokens) if made_way else None
+        return None
 
     # -- starting and resuming ---------------------------------------------------------------------------------------
 
@@ -184,14 +217,10 @@ class Planner:
         roster = self._roster
         yield from roster.resuming()
         barrier = roster.barrier()
-        place = 0
-        while place < len(roster.waiting):
-            request = roster.waiting[place]
+        for request in roster.candidates():
             if barrier is not None and request.rank > barrier:
                 return
             yield request.live[0]
-            if place < len(roster.waiting) and roster.waiting[place] is request:
-                place += 1  # it did not start
 
     def _look_up(self, sequence: Sequence, now: float) -> Hit | None:
         """The sequence's prefix hit; None where a running sequence is computing its next block."""
@@ -284,7 +313,7 @@ class Planner:
         if self._swapper is not None:
             self._swapper.started(sequence.seq_id, hit)
         first = sequence.num_computed_tokens
-        count = min(len(sequence.token_ids) - first, draft.budget)
+        count = self._budget.chunk(first, min(len(sequence.token_ids) - first, draft.budget))
         assert sequence.tables is not None
         is_room = self._kv.allocate(sequence.tables, first, max(first, hit.num_tokens), first + count)
         assert is_room, "fits() promised room"
@@ -349,10 +378,6 @@ class Planner:
             sample_index=request.sample_index + sequence.index,
             end_token_ids=request.end_token_ids,
         )
-
-
-def _in_flight(request: Request) -> bool:
-    return any(sequence.num_inflight_tokens for sequence in request.sequences)
 
 
 def _youngest_behind(sequence: Sequence) -> Sequence | None:

@@ -69,6 +69,11 @@ class Request:
         """Sequences that have not finished, oldest first."""
         return [seq for seq in self.sequences if seq.status is not Status.FINISHED]
 
+    @property
+    def is_in_flight(self) -> bool:
+        """A plan that was not committed runs one of its sequences."""
+        return any(sequence.num_inflight_tokens for sequence in self.sequences)
+
 
 class Sequence:
     """One sample of a request. The parent of a fork goes on as sample 0."""

@@ -18,11 +18,13 @@ gives way is the planner's and the policies' affair. Invariants:
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections.abc import Iterator
 from collections.abc import Sequence as Listing
 from operator import attrgetter
 
 from octavo.core.block import SeqId
 from octavo.core.kv_cache_manager import Hit, KVCacheManager
+from octavo.core.policies import OrderingPolicy
 from octavo.core.request import Request, Sequence, Status
 
 _rank = attrgetter("rank")
@@ -30,7 +32,7 @@ _place = attrgetter("place")
 
 
 class Roster:
-    def __init__(self, kv: KVCacheManager, max_rows: int) -> None:
+    def __init__(self, kv: KVCacheManager, max_rows: int, ordering: OrderingPolicy) -> None:
         self.waiting: list[Request] = []
         self.running: list[Request] = []
         self.requests: dict[str, Request] = {}
@@ -41,6 +43,7 @@ class Roster:
         self.num_parks = 0
         self._kv = kv
         self._max_rows = max_rows
+        self.ordering = ordering
         self._lanes: list[Sequence] | None = []  # None: to be built again
         self._removed_rows: list[SeqId] = []  # the executor must be told
         self._computing: dict[bytes, Sequence] = {}  # prefix key -> the running sequence that computes the block
@@ -59,6 +62,10 @@ class Roster:
         if self.num_resting == 0:
             return []
         return [s for r in self.running if len(r.sequences) > 1 for s in r.sequences if s.status is Status.WAITING]
+
+    def candidates(self) -> Iterator[Request]:
+        """Waiting requests in the order they are to be started; one may start before the next is asked for."""
+        return self.ordering.candidates(self.waiting)
 
     def behind(self, request: Request) -> Listing[Request]:
         """Running requests that rank behind, first in rank first."""
@@ -84,6 +91,7 @@ class Roster:
         self.requests[request.request_id] = request
         request.sequences.append(sequence)
         self.sequences[sequence.seq_id] = sequence
+        request.rank = self.ordering.queued(request)
         insort(self.waiting, request, key=_rank)
 
     def start(self, sequence: Sequence, hit: Hit, payloads: Listing[bytes] = ()) -> None:
@@ -94,6 +102,7 @@ class Roster:
         request = sequence.request
         if request.status is Status.WAITING:
             del self.waiting[self._index(self.waiting, request)]
+            request.rank = self.ordering.started(request, len(sequence.token_ids) - hit.num_tokens)
             insort(self.running, request, key=_rank)
             request.status = Status.RUNNING
             request.was_started = True
@@ -125,7 +134,7 @@ class Roster:
         self._reserve(request)
 
     def preempt(self, request: Request) -> None:
-        """A running request gives up all its blocks and waits again, in its old place."""
+        """A running request gives up all its blocks and waits again, where the ordering policy says."""
         self.num_preemptions += 1
         request.num_preemptions += 1
         self._to_waiting(request)
@@ -149,6 +158,7 @@ class Roster:
             queue = self.running if request.status is Status.RUNNING else self.waiting
             del queue[self._index(queue, request)]
             del self.requests[request.request_id]
+            self.ordering.ended(request)
             request.status = Status.FINISHED
             request.sequences = []  # breaks the cycle: finished requests need no garbage collector
         elif request.status is Status.RUNNING:
@@ -184,6 +194,7 @@ class Roster:
                 self._leave_lane(sequence, Status.WAITING)
             sequence.status = Status.WAITING
         del self.running[self._index(self.running, request)]
+        request.rank = self.ordering.queued(request)
         insort(self.waiting, request, key=_rank)
         request.status = Status.WAITING
         self._reserve(request)

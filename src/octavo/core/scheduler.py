@@ -18,9 +18,11 @@ from collections.abc import Sequence as Listing
 from octavo.core.block import BlockId, SeqId
 from octavo.core.block_pool import BlockPool
 from octavo.core.committer import Committer
+from octavo.core.displacement import Displacement
 from octavo.core.kv_cache_manager import KVCacheManager
 from octavo.core.planner import Planner
-from octavo.core.policies import FirstComeFirstServed, NewestFirst, OrderingPolicy, PreemptionPolicy
+from octavo.core.policies import FirstComeFirstServed, OrderingPolicy
+from octavo.core.preemption import NewestFirst, PreemptionPolicy
 from octavo.core.prefix_history import PrefixHistory
 from octavo.core.prefix_key import KeyChain
 from octavo.core.request import Request, Sequence, SequenceUpdate, Status
@@ -28,6 +30,7 @@ from octavo.core.roster import Roster
 from octavo.core.scheduler_config import SchedulerConfig
 from octavo.core.scheduler_output import SchedulerOutput, StepOutput
 from octavo.core.stats import SchedulerStats
+from octavo.core.step_budget import StepBudget
 from octavo.core.step_costs import StepCosts, StepLoad
 from octavo.core.swapper import Swapper
 from octavo.errors import BadRequest, InternalError, QueueFull
@@ -48,6 +51,7 @@ class Scheduler:
         swapper: Swapper | None = None,
         costs: StepCosts | None = None,
     ) -> None:
+        """`costs`: what `commit` teaches, where a policy is to look into the same."""
         self.config = config
         self.swapper = swapper
         self.kv = KVCacheManager(
@@ -59,9 +63,11 @@ class Scheduler:
         )
         self.costs = costs or StepCosts()
         self._ordering = ordering or FirstComeFirstServed()
-        self._roster = Roster(self.kv, config.max_rows)
+        self._roster = Roster(self.kv, config.max_rows, self._ordering)
         self._history = PrefixHistory(config.block_size)
-        self._planner = Planner(config, self.kv, self._roster, preemption or NewestFirst(), self._history, swapper)
+        self._displacement = Displacement(self.kv, self._roster, self._ordering, preemption or NewestFirst())
+        budget = StepBudget(config.max_num_batched_tokens, self._ordering, self.costs, config.target_itl_seconds)
+        self._planner = Planner(config, self.kv, self._roster, self._displacement, budget, self._history, swapper)
         self._evicted: list[tuple[BlockId, bytes]] = []  # (block, tier key) not taken yet
         self._committer = Committer(config, self.kv, self._roster, self._new_seq_id)
         self._in_flight: deque[tuple[SchedulerOutput, list[Sequence]]] = deque()
@@ -81,7 +87,6 @@ class Scheduler:
             raise InternalError(f"request id {request.request_id!r} is in use")
         self._num_requests += 1
         request.order = self._num_requests
-        request.rank = self._ordering.rank(request)
         keys = KeyChain(request.namespace, self.config.block_size)
         sequence = Sequence(self._new_seq_id(), request, 0, list(request.prompt_token_ids), keys)
         sequence.num_draws = request.sampling.n if request.max_tokens else 0
@@ -141,7 +146,7 @@ class Scheduler:
         assert oldest is plan, "plans are committed in the order they were made"
         if seconds > 0.0:
             self.costs.note(StepLoad.of(plan), seconds)
-        self._ordering.served(sequences, plan.num_scheduled_tokens)
+        self._ordering.served(sequences, plan)
         return self._committer.commit(plan, sequences, result)
 
     def take_released(self) -> Listing[BlockId]:
@@ -224,6 +229,7 @@ class Scheduler:
             num_finished=self._num_requests - self._num_aborted - len(roster.requests),
             num_aborted=self._num_aborted,
             num_preemptions=roster.num_preemptions,
+            num_displaced=self._displacement.num_displaced,
             num_parks=roster.num_parks,
             num_copies=self.kv.num_copies,
             num_folded=self.kv.num_folded,

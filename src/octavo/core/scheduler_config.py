@@ -16,6 +16,8 @@ class SchedulerConfig:
     watermark: float = 0.01  # share of the pool kept free when a new request starts beside others
     group_windows: tuple[int | None, ...] = (None,)  # one a KV group: its sliding window in tokens, None for all
     max_queue: int = 512  # requests waiting before QueueFull
+    max_queue_tokens: int | None = None  # of their prompts, before QueueFull; one request may always wait
+    target_itl_seconds: float | None = None  # how long a step with decoding rows should take at most
 
     @property
     def max_rows(self) -> int:

@@ -24,6 +24,7 @@ class SchedulerStats:
     num_finished: int  # requests that ended by themselves
     num_aborted: int  # requests
     num_preemptions: int  # of whole requests
+    num_displaced: int  # of these, for a newcomer that the ordering policy puts before them
     num_parks: int  # of single samples
     num_copies: int  # blocks copied on write
     num_folded: int  # blocks replaced by an equal cached one
