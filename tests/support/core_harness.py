@@ -19,6 +19,7 @@ from octavo.core.scheduler import Scheduler, SchedulerConfig
 from octavo.core.scheduler_output import AddedRow, SchedulerOutput, StepOutput
 from octavo.errors import BadRequest
 from octavo.sampling_params import SamplingParams
+from support.core_policies import CLIENTS, PRIORITIES, Policies, pretend_seconds, random_policies, seen_policies
 from support.shadow_store import ShadowStore
 
 EOS, STOP_ID = 0, 3
@@ -71,11 +72,14 @@ class Tracked:
 
 
 class Harness:
-    def __init__(self, config: SchedulerConfig, rng: Random, *, depth: int = 0) -> None:
+    def __init__(
+        self, config: SchedulerConfig, rng: Random, *, depth: int = 0, policies: Policies | None = None
+    ) -> None:
         self.config = config
         self.rng = rng
         self.depth = depth
-        self.scheduler = Scheduler(config)
+        self.policies = policies or Policies()
+        self.scheduler = Scheduler(config, self.policies.ordering, self.policies.preemption, costs=self.policies.costs)
         self.store = ShadowStore(config.block_size, config.group_windows, config.max_num_seqs, draw, rng)
         self.tracked: dict[str, Tracked] = {}  # requests that have not ended
         self.salts: dict[str, str] = {}
@@ -86,7 +90,16 @@ class Harness:
 
     # -- operations --------------------------------------------------------------------------------------------------
 
-    def add(self, prompt: tuple[int, ...], sampling: SamplingParams, *, salt: str = "", seed: int = 0) -> str | None:
+    def add(
+        self,
+        prompt: tuple[int, ...],
+        sampling: SamplingParams,
+        *,
+        salt: str = "",
+        seed: int = 0,
+        client_id: str = "",
+        priority: int = 0,
+    ) -> str | None:
         """The new request's id, None where the scheduler says that it can never fit."""
         self.num_added += 1
         request = Request(
@@ -96,6 +109,8 @@ class Harness:
             seed=seed,
             end_token_ids=(EOS, STOP_ID),
             arrival_time=float(self.num_added),
+            client_id=client_id,
+            priority=priority,
             namespace=namespace("weights", cache_salt=salt),
         )
         try:
@@ -159,7 +174,7 @@ class Harness:
         plan, result = self.in_flight.popleft()
         assert result is not None
         failing = {s.seq_id for s in self.scheduler.sequences()} & set(result.failed)
-        updates = self.scheduler.commit(plan, result, float(self.num_steps))
+        updates = self.scheduler.commit(plan, result, float(self.num_steps), pretend_seconds(plan.num_tokens))
         self.num_steps += 1
         assert {update.seq_id for update in updates if update.finish_reason == "error"} == failing
         for update in updates:
@@ -203,7 +218,7 @@ class Harness:
             hits=stats.prefix_hits_tokens // self.config.block_size,
             folded=stats.num_folded,
             aborts=stats.num_aborted,
-        )
+        ) + seen_policies(self.policies, stats.num_displaced)
 
     # -- checks ------------------------------------------------------------------------------------------------------
 
@@ -348,7 +363,14 @@ def random_operation(harness: Harness, rng: Random) -> None:
     chance = rng.random()
     if chance < 0.24 and len(harness.tracked) < 12:
         prompt = tuple(rng.choice(LETTERS) for _ in range(rng.choice((1, 2, 4, 8, 8, 16, rng.randint(1, 32)))))
-        harness.add(prompt, random_sampling(rng), salt=rng.choice(("", "", "x")), seed=rng.randint(0, 2))
+        harness.add(
+            prompt,
+            random_sampling(rng),
+            salt=rng.choice(("", "", "x")),
+            seed=rng.randint(0, 2),
+            client_id=rng.choice(CLIENTS),
+            priority=rng.choice(PRIORITIES),
+        )
     elif chance < 0.265 and harness.tracked:
         harness.abort(rng.choice(list(harness.tracked)))
     elif chance < 0.28 and harness.tracked:
@@ -367,11 +389,13 @@ def random_operation(harness: Harness, rng: Random) -> None:
 def drive(seed: int, num_operations: int) -> Harness:
     """One run from a seed: random operations, then a drain. Raises AssertionError naming the seed."""
     rng = Random(seed)
-    harness = Harness(random_config(rng), rng, depth=rng.choice((0, 0, 1)))
+    config, policies = random_policies(rng, random_config(rng))
+    harness = Harness(config, rng, depth=rng.choice((0, 0, 1)), policies=policies)
     try:
         for _ in range(num_operations):
             random_operation(harness, rng)
         harness.drain()
     except AssertionError as error:
-        raise AssertionError(f"seed {seed}, {harness.config}, depth {harness.depth}: {error}") from error
+        told = f"seed {seed}, {harness.config}, {policies.name}, depth {harness.depth}"
+        raise AssertionError(f"{told}: {error}") from error
     return harness

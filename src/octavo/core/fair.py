@@ -1,7 +1,8 @@
 """Fair sharing between clients, by virtual token counters.
 
-(Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024.) Each client has a counter of what it got, divided by its weight; who waits is started in the order of the counters,
-and the tokens of a step go to the prompt of the client that got least. Refuses to know where a client's name came from.
+Each client has a counter of what it got, divided by its weight; who waits is started in the order of the counters, and
+the tokens of a step go to the prompt of the client that got least (after Sheng et al., "Fairness in Serving Large
+Language Models", OSDI 2024). Refuses to know where a client's name came from.
 
     charged       1 for a prompt token that had to be run, when its request first starts; 2 for a token drawn. Cached
                   tokens and what is run again after a preemption cost nothing: the client did not ask for it
@@ -49,9 +50,10 @@ class _Client:
 class FairShare:
     is_static = False
 
-    def __init__(self, weights: Mapping[str, float] | None = None) -> None:
+    def __init__(self, weights: Mapping[str, float] | None = None, head_start: float = HEAD_START) -> None:
         """`weights` above 0, by client; a client not named has 1."""
         self._weights = dict(weights or {})
+        self._head_start = head_start
         self._clients: dict[str, _Client] = {}  # idle ones in the order they became so
         self._num_idle = 0
         self._floor = 0.0  # no client comes in below
@@ -131,7 +133,7 @@ class FairShare:
             rows[request.client_id] = rows.get(request.client_id, 0) + request.num_reserved
         own = self._clients[candidate.client_id]
         num_own = rows.get(candidate.client_id, 0)
-        most = own.counter + (HEAD_START if num_own else 0.0)
+        most = own.counter + (self._head_start if num_own else 0.0)
         share = (num_own + num_rows) / own.weight
         found = []
         for request in reversed(running[1:]):

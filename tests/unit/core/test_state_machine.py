@@ -17,10 +17,19 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from octavo.core.scheduler import SchedulerConfig
 from octavo.sampling_params import SamplingParams
 from support.core_harness import LETTERS, STOP_ID, Harness, drive
+from support.core_policies import CLIENTS, make_policies
 
 TOTAL_STEPS = 100_000
 OPERATIONS_A_SEED = 200
 MUST_BE_SEEN = 1_000
+MUST_BE_DECIDED = 200
+POLICIES_MUST_DECIDE = (
+    "ByPriority displaced",
+    "FairShare displaced",
+    "NewestFirst chose",
+    "LowestPriority chose",
+    "LeastRecompute chose",
+)
 PROMPTS = st.lists(st.sampled_from(LETTERS), min_size=1, max_size=24).map(tuple)
 
 
@@ -33,8 +42,23 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_num_batched_tokens=st.sampled_from((2, 8, 64)),
         caching=st.booleans(),
         depth=st.integers(0, 1),
+        ordering=st.sampled_from(("fcfs", "priority", "fair")),
+        preemption=st.sampled_from(("newest", "lowest-priority", "least-recompute")),
+        target_itl_seconds=st.sampled_from((None, 0.004)),
     )
-    def begin(self, block_size, capacity, windows, max_num_seqs, max_num_batched_tokens, caching, depth) -> None:
+    def begin(
+        self,
+        block_size,
+        capacity,
+        windows,
+        max_num_seqs,
+        max_num_batched_tokens,
+        caching,
+        depth,
+        ordering,
+        preemption,
+        target_itl_seconds,
+    ) -> None:
         config = SchedulerConfig(
             num_blocks=max(capacity // block_size, 3) * len(windows),
             block_size=block_size,
@@ -44,8 +68,10 @@ class SchedulerMachine(RuleBasedStateMachine):
             enable_prefix_caching=caching,
             watermark=0.1,
             group_windows=windows,
+            target_itl_seconds=target_itl_seconds,
         )
-        self.harness = Harness(config, Random(0), depth=depth)
+        policies = make_policies(ordering, preemption, block_size)
+        self.harness = Harness(config, Random(0), depth=depth, policies=policies)
 
     @rule(
         prompt=PROMPTS,
@@ -54,11 +80,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         has_minimum=st.booleans(),
         salt=st.sampled_from(("", "x")),
         seed=st.integers(0, 2),
+        client_id=st.sampled_from(CLIENTS),
+        priority=st.integers(-1, 1),
     )
-    def add(self, prompt, n, max_tokens, has_minimum, salt, seed) -> None:
+    def add(self, prompt, n, max_tokens, has_minimum, salt, seed, client_id, priority) -> None:
         minimum = max_tokens if has_minimum else 0
         sampling = SamplingParams(n=n, max_tokens=max_tokens, min_tokens=minimum, stop_token_ids=(STOP_ID,))
-        self.harness.add(prompt, sampling, salt=salt, seed=seed)
+        self.harness.add(prompt, sampling, salt=salt, seed=seed, client_id=client_id, priority=priority)
 
     @rule(prompt=PROMPTS, max_tokens=st.integers(0, 2))
     def score(self, prompt, max_tokens) -> None:
@@ -115,6 +143,8 @@ def test_a_hundred_thousand_steps_keep_every_invariant_and_see_everything_that_m
         seed += 1
     for what in ("preemptions", "copies", "hits", "folded", "aborts"):
         assert seen[what] >= MUST_BE_SEEN, f"only {seen[what]} {what} in {steps} steps of {seed} seeds: {seen}"
+    for what in POLICIES_MUST_DECIDE:
+        assert seen[what] >= MUST_BE_DECIDED, f"only {seen[what]} times {what} in {steps} steps: {seen}"
 
 
 @pytest.mark.long
