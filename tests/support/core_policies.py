@@ -14,7 +14,7 @@ from octavo.core.request import Request, Status
 from octavo.core.scheduler import SchedulerConfig
 from octavo.core.step_costs import StepCosts
 
-CLIENTS = ("a", "b", "c")
+CLIENTS = ("a", "a", "a", "a", "a", "b", "c")  # one that crowds the others out
 PRIORITIES = (-1, 0, 0, 2)
 WEIGHTS = {"b": 2.0, "c": 0.5}
 

@@ -38,12 +38,13 @@ _order = attrgetter("order")
 
 
 class _Client:
-    __slots__ = ("counter", "num_active", "waiting", "weight")
+    __slots__ = ("counter", "num_active", "num_running", "waiting", "weight")
 
     def __init__(self, weight: float) -> None:
         self.counter = 0.0
         self.weight = weight
         self.num_active = 0  # requests that have not ended
+        self.num_running = 0  # of these
         self.waiting: list[Request] = []  # by order
 
 
@@ -76,12 +77,15 @@ class FairShare:
                 self._num_idle -= 1
                 client.counter = max(client.counter, self._raised_floor())
             client.num_active += 1
+        else:
+            client.num_running -= 1
         insort(client.waiting, request, key=_order)
         return (1, request.order)
 
     def started(self, request: Request, num_tokens: int) -> Rank:
         client = self._clients[request.client_id]
         client.waiting.remove(request)
+        client.num_running += 1
         if not request.was_started:
             client.counter += PROMPT_TOKEN_COST * num_tokens / client.weight
         self._num_starts += 1
@@ -91,6 +95,8 @@ class FairShare:
         client = self._clients[request.client_id]
         if request.status is Status.WAITING:
             client.waiting.remove(request)
+        else:
+            client.num_running -= 1
         client.num_active -= 1
         if client.num_active == 0:
             self._raised_floor(client.counter)
@@ -107,23 +113,29 @@ class FairShare:
     # -- what is asked -----------------------------------------------------------------------------------------------
 
     def candidates(self, waiting: Listing[Request]) -> Iterator[Request]:
-        """The oldest request of the client with the least counter, again after each; equal counters by age."""
+        """The oldest request of the client with the least counter, again after each; of equal ones, of the client that
+        runs less, then the oldest."""
         del waiting  # its own queues hold the same
-        heap = [(c.counter, c.waiting[0].order, 0, name) for name, c in self._clients.items() if c.waiting]
+        heap = [(*self._place(client, 0), 0, name) for name, client in self._clients.items() if client.waiting]
         heapify(heap)
         while heap:
-            _, _, place, name = heap[0]
+            *_, place, name = heap[0]
             client = self._clients[name]
             request = client.waiting[place]
             yield request
             place += request.status is Status.WAITING  # passed: it did not start
             if place < len(client.waiting):
-                heapreplace(heap, (client.counter, client.waiting[place].order, place, name))
+                heapreplace(heap, (*self._place(client, place), place, name))
             else:
                 heappop(heap)
 
+    @staticmethod
+    def _place(client: _Client, place: int) -> tuple[float, int, int]:
+        return client.counter, client.num_running, client.waiting[place].order
+
     def precedence(self, request: Request) -> Rank:
-        return (self._clients[request.client_id].counter, *request.rank)
+        client = self._clients[request.client_id]
+        return (client.counter, client.num_running, *request.rank)
 
     def displaceable(self, candidate: Request, num_rows: int, running: Listing[Request]) -> list[Request]:
         if candidate.was_started:

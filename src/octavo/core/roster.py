@@ -102,7 +102,7 @@ class Roster:
         request = sequence.request
         if request.status is Status.WAITING:
             del self.waiting[self._index(self.waiting, request)]
-            request.rank = self.ordering.started(request, len(sequence.token_ids) - hit.num_tokens)
+            request.rank = self.ordering.started(request, max(len(sequence.token_ids) - hit.num_tokens, 1))
             insort(self.running, request, key=_rank)
             request.status = Status.RUNNING
             request.was_started = True
