@@ -171,6 +171,10 @@ class Engine:
         """Nothing runs: gives a tier some of the cached blocks it lacks. Whether there are more to give now."""
         return self._mover is not None and not self.has_unfinished and self._mover.store_some()
 
+    def flush_tier(self, timeout_seconds: float = 60.0) -> bool:
+        """Waits until what the tier was given would survive the end of this process; False when it does not."""
+        return self._mover is None or self._mover.tier.flush(timeout_seconds)
+
     def stats(self) -> EngineStats:
         core, counters = self.scheduler.stats(), self._outputs.counters
         return EngineStats(

@@ -11,6 +11,7 @@ after `generate` returns or raises, no request of it is left in the engine.
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral
 from types import TracebackType
@@ -49,7 +50,7 @@ class LLM:
         with LoadingBar() as bar:
             self._engine = build_engine(self._config, bar.show)
         self._template = make_chat_template(self._engine)
-        self._is_closed = False
+        self._closing = weakref.finalize(self, self._engine.close)  # also at exit: a tier gets what is cached
 
     @property
     def info(self) -> EngineInfo:
@@ -106,9 +107,7 @@ class LLM:
 
     def close(self) -> None:
         """Frees the model. Idempotent."""
-        if not self._is_closed:
-            self._is_closed = True
-            self._engine.close()
+        self._closing()
 
     def __enter__(self) -> Self:
         return self
@@ -119,7 +118,7 @@ class LLM:
         self.close()
 
     def _check_open(self) -> None:
-        if self._is_closed:
+        if not self._closing.alive:
             raise BadRequest("this LLM was closed; make another")
 
     def _output(self, prompt: str | list[int]) -> RequestOutput:
@@ -169,7 +168,7 @@ class LLM:
 
     def _drain(self, request_ids: Iterable[str]) -> None:
         """Leaves no request behind."""
-        if self._is_closed:
+        if not self._closing.alive:
             return
         for request_id in request_ids:
             self._engine.abort(request_id)

@@ -80,3 +80,12 @@ def test_the_installed_size_leaves_out_what_every_environment_has(floor: ModuleT
         path.parent.mkdir(parents=True)
         path.write_bytes(b"x" * size)
     assert floor.installed_size(tmp_path).median == pytest.approx(5.0, abs=0.1)
+
+
+def test_the_memory_program_swaps_and_restarts() -> None:
+    figures = last_line("memory", "--quick", "--model", "fake")["figures"]
+    assert figures["tokens computed / needed, shared prefix"]["median"] <= 1.05
+    assert figures["first token after restart / cold, 4,096"]["median"] > 0
+    assert {
+        f"swap in from {kind}, {length}" for kind in ("ram", "disk") for length in ("256", "1,024", "4,096")
+    } <= set(figures)
