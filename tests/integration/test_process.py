@@ -18,9 +18,9 @@ import pytest
 from octavo.config import EngineConfig
 from octavo.engine import frames
 from octavo.engine.async_engine import ENGINE_COMMAND, AsyncEngine
-from octavo.engine.engine_request import EngineRequest, new_request_id
+from octavo.engine.engine_request import EngineRequest, ForkPoint, new_request_id
 from octavo.engine.info import EngineStats
-from octavo.errors import BadRequest, ConfigError, EngineDead, ModelFileError, QueueFull
+from octavo.errors import BadRequest, ConfigError, EngineDead, ModelFileError, NotFound, QueueFull
 from octavo.outputs import SequenceDelta
 from octavo.sampling_params import SamplingParams
 
@@ -105,6 +105,39 @@ def test_two_requests_of_one_client_id_are_independent() -> None:
         assert other == await text_of(engine, request())
         await anext(first)
         await first.aclose()
+
+    with_engine(scenario)
+
+
+def test_questions_are_answered_while_requests_run_and_a_branch_goes_on_as_its_origin() -> None:
+    async def scenario(engine: AsyncEngine) -> None:
+        whole = endless(temperature=1.0, seed=5)
+        running = engine.generate(whole)
+        tokens = [token for delta in await anext(running) for token in delta.token_ids]
+        found = await engine.locate(ForkPoint(whole.request_id, 0, 1), "")
+        assert (found.num_prompt_tokens, found.num_tokens) == (len("hello") + 1, 1)
+        [record] = await engine.describe(whole.request_id, "")
+        assert (record.state, record.seed, record.num_prompt_tokens) == ("running", 5, 5)
+        for ask in (engine.locate(ForkPoint(whole.request_id), "stranger"), engine.describe("nothing", None)):
+            with pytest.raises(NotFound) as caught:
+                await ask
+            assert (caught.value.param, caught.value.code) == ("id", "request_not_found")
+        with pytest.raises(BadRequest, match="choices of that request are 0 to 0"):
+            await engine.locate(ForkPoint(whole.request_id, 1), "")
+        point = ForkPoint(whole.request_id, 0, 1)
+        branch = EngineRequest(
+            new_request_id(), (), SamplingParams(temperature=1.0, seed=5, max_tokens=40), fork_of=point
+        )
+        branched = [token for delta in await read_all(engine, branch) for token in delta.token_ids]
+        while len(tokens) < 41:
+            tokens += [token for delta in await anext(running) for token in delta.token_ids]
+        assert branched == tokens[1:41]
+        foreign = EngineRequest(new_request_id(), (), fork_of=point, owner="stranger")
+        with pytest.raises(NotFound):
+            await read_all(engine, foreign)
+        await running.aclose()
+        assert await engine.reset_prefix_cache() > 0
+        assert await engine.reset_prefix_cache() == 0
 
     with_engine(scenario)
 

@@ -192,7 +192,8 @@ class KVCacheManager:
         In either case blocks that no position from `first` on can see are given back first.
 
             blocks     [ full | full | part ] new | new
-            positions                  ^first_write     ^end      part is copied if another table holds it
+            positions                  ^first_write     ^end      part is copied if another table holds it,
+                                                           or if it can be found: a branch left within a full block
         """
         self._leave_windows(tables, first)
         size, pool = self.block_size, self.pool
@@ -202,7 +203,7 @@ class KVCacheManager:
             (group, index)
             for group, table in enumerate(tables.blocks)
             for index in range(begin, min(target, len(table)))
-            if (block := table[index]) is not None and block.ref_count > 1
+            if (block := table[index]) is not None and (block.ref_count > 1 or block.key is not None)
         ]
         if num_new + len(shared) > pool.num_free:
             return False
@@ -372,7 +373,6 @@ class KVCacheManager:
     def _copy_on_write(self, tables: BlockTables, group: int, index: int) -> None:
         shared = tables.blocks[group][index]
         assert shared is not None
-        assert shared.key is None, "a full cached block is never written"
         [own] = self.pool.take(1)
         self._copies.append((shared.block_id, own.block_id))
         self._replace(tables, group, index, own)

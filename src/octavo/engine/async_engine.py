@@ -18,9 +18,10 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 
 from octavo.config import EngineConfig
 from octavo.engine import frames
-from octavo.engine.engine_request import EngineRequest
+from octavo.engine.engine_request import EngineRequest, ForkPoint
 from octavo.engine.info import EngineInfo, EngineStats
 from octavo.engine.mailbox import MAX_UNREAD_BYTES, Mailbox
+from octavo.engine.records import DebugRecord
 from octavo.errors import BadRequest, EngineDead, QueueFull
 from octavo.outputs import SequenceDelta
 
@@ -53,6 +54,8 @@ class AsyncEngine:
         self._heartbeat_limit_seconds = heartbeat_limit_seconds
         self._max_unread_bytes = max_unread_bytes
         self._mailboxes: dict[str, Mailbox] = {}
+        self._questions: dict[int, asyncio.Future[frames.Reply]] = {}
+        self._num_questions = 0
         self._stats = EngineStats(time=time.monotonic(), num_blocks_total=info.num_blocks)
         self._heard_time = time.monotonic()
         self._longest_step_seconds = 0.0
@@ -147,6 +150,25 @@ class AsyncEngine:
         if request_id in self._mailboxes:
             self._abort_quietly(request_id)
 
+    async def locate(self, point: ForkPoint, owner: str) -> frames.Located:
+        """Where a branch there would begin. Raises NotFound, BadRequest, EngineDead."""
+        reply = await self._ask(lambda number: frames.Locate(number, point, owner))
+        assert isinstance(reply, frames.Located)
+        return reply
+
+    async def describe(self, call_id: str, owner: str | None) -> tuple[DebugRecord, ...]:
+        """The requests of a call, live or ended lately; `owner` None: whoever asks may see all. Raises NotFound,
+        EngineDead."""
+        reply = await self._ask(lambda number: frames.Describe(number, call_id, owner))
+        assert isinstance(reply, frames.Described)
+        return reply.records
+
+    async def reset_prefix_cache(self) -> int:
+        """Nothing computed so far is found again. Returns the number of blocks. Raises EngineDead."""
+        reply = await self._ask(frames.ResetPrefixCache)
+        assert isinstance(reply, frames.PrefixCacheReset)
+        return reply.num_blocks
+
     async def stop(self, timeout_seconds: float | None = None) -> None:
         """Ends the process (closes its channel, after the timeout SIGKILL) and every iterator. Idempotent.
 
@@ -162,6 +184,20 @@ class AsyncEngine:
     @property
     def _is_running(self) -> bool:
         return not (self._is_stopping or self.died.is_set())
+
+    async def _ask(self, question: Callable[[int], frames.Question]) -> frames.Reply:
+        """The reply to the question made with a fresh number. Raises what it was declined with."""
+        self._num_questions += 1
+        number = self._num_questions
+        self._send_request(frames.encode(question(number)))
+        waiting = self._questions[number] = asyncio.get_running_loop().create_future()
+        try:
+            reply: frames.Reply = await waiting
+        finally:
+            del self._questions[number]
+        if isinstance(reply, frames.Declined):
+            raise reply.error.to_error()
+        return reply
 
     def _send_request(self, frame: bytes) -> None:
         if not self._is_running:
@@ -210,6 +246,9 @@ class AsyncEngine:
             case frames.Rejected(request_id=request_id, error=error):
                 if (mailbox := self._mailboxes.get(request_id)) is not None:
                     mailbox.fail(error.to_error())
+            case frames.Located() | frames.Described() | frames.PrefixCacheReset() | frames.Declined():
+                if (waiting := self._questions.get(message.number)) is not None and not waiting.done():
+                    waiting.set_result(message)  # else who asked is gone
             case _:
                 raise frames.FrameError(f"the engine sent {type(message).__name__} while running")
 
@@ -221,6 +260,9 @@ class AsyncEngine:
     def _fail_all(self, error: EngineDead) -> None:
         for mailbox in self._mailboxes.values():
             mailbox.fail(error)
+        for waiting in self._questions.values():
+            if not waiting.done():
+                waiting.set_exception(error)
 
 
 class _Process:

@@ -13,17 +13,18 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from octavo.core import prefix_key
 from octavo.core.request import Request
 from octavo.engine.block_mover import BlockMover
-from octavo.engine.engine_request import EngineRequest
+from octavo.engine.engine_request import EngineRequest, ForkPoint
 from octavo.engine.idle_check import IdleCheck
 from octavo.engine.info import EngineInfo, EngineStats
 from octavo.engine.output_processor import OutputProcessor
+from octavo.engine.records import Branch, DebugRecord, Records
 from octavo.errors import BadRequest
 from octavo.outputs import FinishReason, SequenceDelta
 from octavo.sampling_params import SamplingParams
@@ -69,6 +70,7 @@ class Engine:
         self._rng = rng
         self._fingerprint = fingerprint
         self._outputs = OutputProcessor(tokenizer)
+        self._records = Records()
         self._pending: list[SequenceDelta] = []  # made between steps, handed out by the next
         self._num_steps = 0
         self._step_seconds = 0.0
@@ -85,14 +87,17 @@ class Engine:
         return bool(self._pending) or self.scheduler.has_unfinished
 
     def add_request(self, request: EngineRequest) -> None:
-        """Raises BadRequest when its values are out of bounds or it can never fit, QueueFull when too many wait."""
-        sampling = self._checked_sampling(request)
-        end_token_ids = () if sampling.ignore_eos else self.info.eos_token_ids
+        """Raises BadRequest when its values are out of bounds or it can never fit, QueueFull when too many wait, and
+        NotFound when it is to branch off a request that its owner does not have."""
         now = self._clock()
+        branch = self._branch_of(request, now)
+        prompt = branch.prompt_token_ids if branch else tuple(request.prompt_token_ids)
+        sampling = self._checked_sampling(prompt, request.sampling, branch)
+        end_token_ids = () if sampling.ignore_eos else self.info.eos_token_ids
         seed = sampling.seed if sampling.seed is not None else self._rng.getrandbits(64)
         taken = Request(
             request_id=request.request_id,
-            prompt_token_ids=tuple(request.prompt_token_ids),
+            prompt_token_ids=prompt,
             sampling=sampling,
             seed=seed & (2**64 - 1),
             end_token_ids=tuple(dict.fromkeys((*end_token_ids, *sampling.stop_token_ids))),
@@ -100,17 +105,38 @@ class Engine:
             client_id=request.client_id,
             priority=request.priority,
             namespace=prefix_key.namespace(self._fingerprint, "", request.cache_salt),
+            tenant=request.tenant.encode(),
         )
+        if branch is not None:
+            taken.namespace, taken.tenant, taken.origin = branch.namespace, branch.tenant, branch.origin
+            taken.sample_index, taken.num_given_tokens = branch.sample_index, branch.num_given_tokens
         self._outputs.add(taken)
         try:
             self.scheduler.add(taken)
         except BaseException:
             self._outputs.forget(request.request_id)
             raise
+        self._records.add(taken, request)
 
     def check_request(self, request: EngineRequest) -> None:
-        """Raises BadRequest when its values are out of bounds, as `add_request` would; takes nothing."""
-        self._checked_sampling(request)
+        """Raises BadRequest or NotFound when its values are out of bounds, as `add_request` would; takes nothing."""
+        branch = self._branch_of(request, self._clock())
+        prompt = branch.prompt_token_ids if branch else request.prompt_token_ids
+        self._checked_sampling(prompt, request.sampling, branch)
+
+    def locate(self, point: ForkPoint, owner: str) -> Branch:
+        """What a branch there would begin with. Raises NotFound; BadRequest where there is no such choice or token."""
+        return self._records.branch(point, owner, self._clock())
+
+    def describe(self, call_id: str, owner: str | None) -> tuple[DebugRecord, ...]:
+        """The requests of a call, live or ended lately; `owner` None: whoever asks may see all. Raises NotFound."""
+        return self._records.describe(call_id, owner, self._clock())
+
+    def reset_prefix_cache(self) -> int:
+        """Nothing computed so far is found again, but for what tiers hold. Returns the number of blocks."""
+        num_blocks = self.scheduler.reset_prefix_cache()
+        self._release_blocks()
+        return num_blocks
 
     def abort(self, request_id: str) -> None:
         """Ends a request in any state, and its blocks are free at once. Its samples' last deltas come with the next
@@ -125,7 +151,7 @@ class Engine:
         self.ran_nothing = plan is None
         if plan is not None:
             if plan.added:
-                self._outputs.note_started(began)
+                self._records.note_started(self._outputs.note_started(began), began)
             if self._mover is not None:
                 self._mover.move_out()
                 self._mover.move_in(plan)
@@ -146,7 +172,10 @@ class Engine:
             deltas += self._pending
             self._pending = []
         self._release_blocks()
-        self._step_seconds += self._clock() - began
+        now = self._clock()
+        for each in deltas:
+            self._records.note(each, now)
+        self._step_seconds += now - began
         return deltas
 
     def check_idle(self) -> None:
@@ -158,6 +187,7 @@ class Engine:
     def rest(self) -> None:
         """Nothing runs and nobody has asked for anything lately: checks the accounts whole, drops cached blocks that
         are due, and gives back what memory the steps worked in."""
+        self._records.expire(self._clock())
         if self.has_unfinished:
             return
         self._accounts.look_at_all(self._num_steps)
@@ -254,9 +284,14 @@ class Engine:
         self.scheduler.abort(request_id)
         self._pending += self._outputs.end(request_id, reason, self._clock(), error)
 
-    def _checked_sampling(self, request: EngineRequest) -> SamplingParams:
+    def _branch_of(self, request: EngineRequest, now: float) -> Branch | None:
+        return None if request.fork_of is None else self._records.branch(request.fork_of, request.owner, now)
+
+    def _checked_sampling(
+        self, prompt: Sequence[int], sampling: SamplingParams, branch: Branch | None
+    ) -> SamplingParams:
         """With max_tokens clamped to the room. Raises BadRequest."""
-        prompt, sampling, info = request.prompt_token_ids, request.sampling, self.info
+        info = self.info
         if not prompt:
             raise BadRequest("the prompt is empty; send at least one token", param="prompt")
         if not all(type(token_id) is int for token_id in prompt):
@@ -268,6 +303,13 @@ class Engine:
                 )
         sampling.check_against_model(info.vocab_size)
         room = info.max_model_len - len(prompt)
+        if branch is not None and room < 1:
+            raise BadRequest(
+                f"a branch there begins behind {len(prompt)} tokens, and max_model_len is {info.max_model_len}; "
+                "branch off earlier",
+                param="num_tokens",
+                code="context_length_exceeded",
+            )
         if room < (0 if sampling.max_tokens == 0 else 1):
             raise BadRequest(
                 f"prompt has {len(prompt)} tokens, max_model_len is {info.max_model_len}; "
@@ -275,7 +317,7 @@ class Engine:
                 param="prompt",
                 code="context_length_exceeded",
             )
-        if sampling.min_tokens > room:
+        if sampling.min_tokens > room + (branch.num_given_tokens if branch else 0):
             raise BadRequest(
                 f"min_tokens is {sampling.min_tokens}, but after a prompt of {len(prompt)} tokens there is room for "
                 f"{room} (max_model_len is {info.max_model_len}); lower min_tokens or shorten the prompt",

@@ -4,8 +4,9 @@ A frame is a 4-byte little-endian length and that many bytes of msgpack: one tag
 MAX_FRAME_BYTES in both directions (before allocating), kinds it does not know, and fields of the wrong type; never
 pickle. One `StepDone` a step carries the outputs of all requests.
 
-    server -> engine   Start, Add, Abort
-    engine -> server   Progress, Ready | Failed, then StepDone, Rejected, Heartbeat, Fatal
+    server -> engine   Start, Add, Abort, and questions: Locate, Describe, ResetPrefixCache
+    engine -> server   Progress, Ready | Failed, then StepDone, Rejected, Heartbeat, Fatal, and answers: Located,
+                       Described, PrefixCacheReset, Declined, each with its question's number
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ from typing import Final, TypeAlias, TypeVar
 import msgspec
 
 from octavo.config import EngineConfig
-from octavo.engine.engine_request import EngineRequest
+from octavo.engine.engine_request import EngineRequest, ForkPoint
 from octavo.engine.info import EngineInfo, EngineStats
+from octavo.engine.records import DebugRecord
 from octavo.errors import (
     BadRequest,
     ConfigError,
@@ -85,6 +87,26 @@ class Abort(msgspec.Struct, frozen=True, tag="abort"):
     request_id: str
 
 
+class Locate(msgspec.Struct, frozen=True, tag="locate"):
+    """Where a fork point lies."""
+
+    number: int
+    point: ForkPoint
+    owner: str
+
+
+class Describe(msgspec.Struct, frozen=True, tag="describe"):
+    """The records of a call's requests."""
+
+    number: int
+    call_id: str
+    owner: str | None  # None: whoever asks may see all
+
+
+class ResetPrefixCache(msgspec.Struct, frozen=True, tag="reset"):
+    number: int
+
+
 class Progress(msgspec.Struct, frozen=True, tag="progress"):
     stage: str  # for people: "packing weights"
     fraction: float  # 0..1
@@ -116,8 +138,31 @@ class Fatal(msgspec.Struct, frozen=True, tag="fatal"):
     message: str
 
 
-ToEngine: TypeAlias = Start | Add | Abort
-FromEngine: TypeAlias = Progress | Ready | Failed | StepDone | Rejected | Heartbeat | Fatal
+class Located(msgspec.Struct, frozen=True, tag="located"):
+    number: int
+    num_prompt_tokens: int  # that a branch there begins with
+    num_tokens: int  # of these, how many of the origin's answer
+
+
+class Described(msgspec.Struct, frozen=True, tag="described"):
+    number: int
+    records: tuple[DebugRecord, ...]
+
+
+class PrefixCacheReset(msgspec.Struct, frozen=True, tag="reset_done"):
+    number: int
+    num_blocks: int
+
+
+class Declined(msgspec.Struct, frozen=True, tag="declined"):
+    number: int
+    error: WireError
+
+
+Question: TypeAlias = Locate | Describe | ResetPrefixCache
+Reply: TypeAlias = Located | Described | PrefixCacheReset | Declined
+ToEngine: TypeAlias = Start | Add | Abort | Question
+FromEngine: TypeAlias = Progress | Ready | Failed | StepDone | Rejected | Heartbeat | Fatal | Reply
 
 
 def encode(message: ToEngine | FromEngine) -> bytes:

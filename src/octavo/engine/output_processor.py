@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from octavo.core.request import Request, SequenceUpdate
 
 
+_MAX_CHARACTER_TOKENS = 16  # a character has four bytes at most; tokens that add none may lie between them
+
+
 class OutputCounters:
     """What the outputs add up to since the start. Written here only."""
 
@@ -66,7 +69,7 @@ class _State:
         self.has_stop = bool(patterns)
         self.samples = [
             _Sample(
-                Detokenizer(tokenizer, skip_special_tokens=sampling.skip_special_tokens),
+                _detokenizer(request, tokenizer),
                 StopFilter(patterns, include_in_output=sampling.include_stop_str_in_output),
             )
             for _ in range(sampling.n)
@@ -98,11 +101,12 @@ class OutputProcessor:
         state = _State(request, self._tokenizer)
         self._states[request.request_id] = self._unstarted[request.request_id] = state
 
-    def note_started(self, now: float) -> None:
-        """`now`: when the plan was made that may have scheduled some requests for the first time."""
+    def note_started(self, now: float) -> list[str]:
+        """`now`: when the plan was made that may have scheduled some requests for the first time: those it returns."""
         started = [request_id for request_id, state in self._unstarted.items() if state.request.was_started]
         for request_id in started:
             self._unstarted.pop(request_id).first_scheduled_time = now
+        return started
 
     def forget(self, request_id: str) -> None:
         """A request that was never taken by the scheduler."""
@@ -204,6 +208,15 @@ class OutputProcessor:
         )
 
 
+def _detokenizer(request: Request, tokenizer: TextTokenizer) -> Detokenizer:
+    """A branch that leaves an answer within a character begins with that character, whole."""
+    detokenizer = Detokenizer(tokenizer, skip_special_tokens=request.sampling.skip_special_tokens)
+    num_read = min(request.num_given_tokens, _MAX_CHARACTER_TOKENS)
+    for token_id in request.prompt_token_ids[len(request.prompt_token_ids) - num_read :]:
+        detokenizer.push(token_id)
+    return detokenizer
+
+
 def _read_tokens(state: _State, sample: _Sample, update: SequenceUpdate) -> tuple[str, int, str | None]:
     """The text the new tokens release, how many of them were read, and the stop string that ended the reading."""
     sampling = state.request.sampling
@@ -217,7 +230,8 @@ def _read_tokens(state: _State, sample: _Sample, update: SequenceUpdate) -> tupl
         if not state.has_stop:
             text += piece
             continue
-        released = sample.stop_filter.push(piece, honoured=sample.num_tokens > sampling.min_tokens)
+        num_tokens = state.request.num_given_tokens + sample.num_tokens  # of the answer that a branch goes on with
+        released = sample.stop_filter.push(piece, honoured=num_tokens > sampling.min_tokens)
         text += released.text
         if released.stop_string is not None:
             return text, place + 1, released.stop_string

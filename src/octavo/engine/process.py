@@ -211,8 +211,23 @@ class StepLoop:
                     traceback.print_exc()
                     fault = InternalError("this request met a fault inside the server; the others go on")
                     self._channel.send(frames.Rejected(request.request_id, frames.WireError.of(fault)))
+            case frames.Locate() | frames.Describe() | frames.ResetPrefixCache():
+                self._channel.send(self._answer(message))
             case _:
                 raise frames.FrameError(f"the server sent {type(message).__name__} while running")
+
+    def _answer(self, question: frames.Question) -> frames.Reply:
+        try:
+            match question:
+                case frames.Locate(number=number, point=point, owner=owner):
+                    branch = self._engine.locate(point, owner)
+                    return frames.Located(number, len(branch.prompt_token_ids), branch.num_tokens)
+                case frames.Describe(number=number, call_id=call_id, owner=may_see):
+                    return frames.Described(number, self._engine.describe(call_id, may_see))
+                case frames.ResetPrefixCache(number=number):
+                    return frames.PrefixCacheReset(number, self._engine.reset_prefix_cache())
+        except RequestError as error:
+            return frames.Declined(question.number, frames.WireError.of(error))
 
 
 def _tie_to_parent() -> None:

@@ -9,8 +9,10 @@ import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any, Protocol
 
-from octavo.engine.engine_request import EngineRequest
+from octavo.engine.engine_request import EngineRequest, ForkPoint
+from octavo.engine.frames import Located
 from octavo.engine.info import EngineInfo, EngineStats
+from octavo.engine.records import DebugRecord
 from octavo.loading.tokenizer import TokenizerLike
 from octavo.outputs import SequenceDelta
 
@@ -27,6 +29,15 @@ class EngineLike(Protocol):
 
         Raises BadRequest (never fits), QueueFull and EngineDead.
         """
+
+    async def locate(self, point: ForkPoint, owner: str) -> Located:
+        """Raises NotFound, BadRequest and EngineDead."""
+
+    async def describe(self, call_id: str, owner: str | None) -> tuple[DebugRecord, ...]:
+        """Raises NotFound and EngineDead."""
+
+    async def reset_prefix_cache(self) -> int:
+        """Raises EngineDead."""
 
     def stats(self) -> EngineStats: ...
 

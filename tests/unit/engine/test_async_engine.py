@@ -13,7 +13,7 @@ import pytest
 
 from octavo.config import EngineConfig
 from octavo.engine.async_engine import AsyncEngine
-from octavo.engine.engine_request import EngineRequest, new_request_id
+from octavo.engine.engine_request import EngineRequest, ForkPoint, new_request_id
 from octavo.errors import BadRequest, ConfigError, EngineDead, QueueFull, RequestError
 from octavo.outputs import SequenceDelta
 from octavo.sampling_params import SamplingParams
@@ -110,6 +110,21 @@ def test_kill_9_ends_waiting_iterators() -> None:
         results = await asyncio.gather(*waiting, return_exceptions=True)
         assert [type(result) for result in results] == [EngineDead] * 5
         assert engine.died.is_set()
+
+    with_engine("hang", scenario)
+
+
+def test_questions_end_with_the_engine_and_with_who_asked() -> None:
+    async def scenario(engine: AsyncEngine) -> None:
+        asked = [asyncio.create_task(engine.reset_prefix_cache()) for _ in range(3)]
+        asked.append(asyncio.create_task(engine.describe("id", "")))
+        await asyncio.sleep(0)
+        asked[0].cancel()
+        os.kill(engine.pid, signal.SIGKILL)
+        ends = await asyncio.gather(*asked, return_exceptions=True)
+        assert [type(end) for end in ends] == [asyncio.CancelledError, EngineDead, EngineDead, EngineDead]
+        with pytest.raises(EngineDead):
+            await engine.locate(ForkPoint("id"), "")
 
     with_engine("hang", scenario)
 

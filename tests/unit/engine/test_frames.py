@@ -13,10 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo.config import EngineConfig
+from octavo.core.prefix_history import CacheReport
+from octavo.core.swap_costs import SwapDecision
 from octavo.engine import frames
-from octavo.engine.engine_request import EngineRequest
+from octavo.engine.engine_request import EngineRequest, ForkPoint
 from octavo.engine.info import EngineStats
-from octavo.errors import BadRequest, ConfigError, InternalError, OctavoError, QueueFull, TooLarge
+from octavo.engine.records import DebugRecord, DebugSample
+from octavo.errors import BadRequest, ConfigError, InternalError, NotFound, OctavoError, QueueFull, TooLarge
 from octavo.outputs import RequestTimings, SequenceDelta, TokenLogprobs
 from octavo.sampling_params import SamplingParams
 
@@ -41,7 +44,33 @@ DELTA = SequenceDelta(
 )
 
 
-@pytest.mark.parametrize("message", [frames.Start(EngineConfig(seed=3)), frames.Add(REQUEST), frames.Abort("id")])
+BRANCH = dataclasses.replace(
+    REQUEST, prompt_token_ids=(), owner="o", tenant="t", fork_of=ForkPoint("id", 1), first_choice=4
+)
+RECORD = DebugRecord(
+    request_id="id.0", first_choice=0, state="finished", now=9.0, arrival_time=1.0, first_scheduled_time=None,
+    first_token_time=2.0, finished_time=3.0, num_prompt_tokens=5, num_given_tokens=1, num_cached_tokens=4,
+    samples=(DebugSample(3, "stop"), DebugSample(0, None)), seed=2**64 - 1, sample_index=1,
+    parameters={"temperature": 0.5, "n": 2, "logprobs": None, "ignore_eos": True, "early_stopping": "never"},
+    priority=-1, num_preemptions=2,
+    cache=CacheReport("evicted", 5, 4, {"memory": 4}, None, 1.5),
+    swap_decisions=(SwapDecision(1.0, 4, 0.1, None, "swap", False),),
+    fork_of=ForkPoint("origin", 0, 1),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        frames.Start(EngineConfig(seed=3)),
+        frames.Add(REQUEST),
+        frames.Add(BRANCH),
+        frames.Abort("id"),
+        frames.Locate(1, ForkPoint("id"), "me"),
+        frames.Describe(2, "id", None),
+        frames.ResetPrefixCache(3),
+    ],
+)
 def test_messages_to_the_engine_round_trip(message: frames.ToEngine) -> None:
     assert frames.decode_to_engine(frames.encode(message)[4:]) == message
 
@@ -55,6 +84,10 @@ def test_messages_to_the_engine_round_trip(message: frames.ToEngine) -> None:
         frames.Rejected("id", frames.WireError.of(BadRequest("x"))),
         frames.Heartbeat(EngineStats(time=1.0, request_success={"stop": 2})),
         frames.Fatal("boom"),
+        frames.Located(1, 7, 2),
+        frames.Described(2, (RECORD, RECORD)),
+        frames.PrefixCacheReset(3, 9),
+        frames.Declined(4, frames.WireError.of(NotFound("no", param="id", code="request_not_found"))),
     ],
 )
 def test_messages_from_the_engine_round_trip(message: frames.FromEngine) -> None:
