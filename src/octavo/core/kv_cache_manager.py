@@ -371,6 +371,7 @@ class KVCacheManager:
             self._note(tables, group, begin, (NULL_BLOCK,) * (end - begin))
 
     def _copy_on_write(self, tables: BlockTables, group: int, index: int) -> None:
+        """Of a block that is filled in part, or of which a branch shares a part: then the rest is written anew."""
         shared = tables.blocks[group][index]
         assert shared is not None
         [own] = self.pool.take(1)

@@ -79,7 +79,7 @@ class Planner:
         if not draft.under_pressure:
             self._start_more(draft)
         if not draft.sequences:
-            is_loading = self._swapper is not None and self._swapper.num_waiting > 0
+            is_loading = self._swapper is not None and self._swapper.is_loading
             assert overlaps or is_loading or not self._roster.requests, "there are requests, and none can advance"
             return None
         return self._finish(step, draft), draft.sequences

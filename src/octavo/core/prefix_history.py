@@ -102,10 +102,10 @@ class PrefixHistory:
         evicted = self._evicted.get(keys.keys[block])
         if evicted is not None:
             return "evicted", None, now - evicted
-        needed = prompt.tokens[: (block + 1) * self._block_size * _TOKEN_BYTES]
-        nearest, reason = -1, "prompt is new"
+        end = (block + 1) * self._block_size * _TOKEN_BYTES  # a prompt not remembered so far is equal to none
+        nearest, reason = 0, "prompt is new"
         for earlier in self._prompts.get(tenant, ()):
-            if earlier.tokens.startswith(needed):
+            if end <= len(prompt.tokens) and earlier.tokens[:end] == prompt.tokens[:end]:
                 if earlier.salt == prompt.salt:
                     return "not kept", None, None
                 reason = "other salt"
@@ -113,7 +113,8 @@ class PrefixHistory:
                 nearest = max(nearest, _num_equal(earlier.tokens, prompt.tokens))
         if reason == "other salt":
             return "other salt", None, None
-        return ("prompts differ", nearest, None) if nearest > 0 else ("prompt is new", None, None)
+        is_near = max(num_hits, 1) <= nearest < MAX_PROMPT_TOKENS  # else it came from an answer, or is forgotten
+        return ("prompts differ", nearest, None) if is_near else ("prompt is new", None, None)
 
     def _remember(self, tenant: bytes, prompt: _Prompt) -> None:
         prompts = self._prompts.get(tenant)

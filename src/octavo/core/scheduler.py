@@ -101,7 +101,7 @@ class Scheduler:
         if request is None:
             return False
         for sequence in reversed(request.live):
-            self._roster.end(sequence)
+            self._end(sequence)
         self._num_aborted += 1
         return True
 
@@ -114,7 +114,7 @@ class Scheduler:
         """Ends one sample, because the engine saw a stop string. Does nothing where the sample ended already."""
         sequence = self._roster.sequences.get(seq_id)
         if sequence is not None:
-            self._roster.end(sequence)
+            self._end(sequence)
 
     @property
     def has_unfinished(self) -> bool:
@@ -263,6 +263,8 @@ class Scheduler:
         """Raises AssertionError unless nothing is held while nothing runs. O(1), for every idle moment."""
         if not self.has_unfinished:
             self.kv.check_drained()
+            if self.swapper is not None:
+                self.swapper.check_drained()
 
     def check_integrity(self) -> None:
         """Raises AssertionError unless every fixed invariant holds. Costs O(pool): for tests and idle moments."""
@@ -295,6 +297,11 @@ class Scheduler:
                     assert (index + 1) * size <= reached, f"{sequence!r} could write into the shared {block!r}"
 
     # -- inside ------------------------------------------------------------------------------------------------------
+
+    def _end(self, sequence: Sequence) -> None:
+        self._roster.end(sequence)
+        if self.swapper is not None:
+            self.swapper.forget(sequence.seq_id)
 
     def _note_evicted(self) -> None:
         evicted = self.kv.pool.take_evicted()

@@ -107,6 +107,16 @@ class Swapper:
         """Sequences that wait for payloads (the status WAITING_FOR_TIER of the design)."""
         return sum(wait.num_missing > 0 for wait in self._waits.values())
 
+    @property
+    def is_loading(self) -> bool:
+        """The tier owes an answer, be it for nobody any more: until it comes, the bounds may hold others back."""
+        return any(fetch.payload is None for fetch in self._fetches.values())
+
+    @property
+    def num_bytes_kept(self) -> int:
+        """Of payloads that arrived and were not taken."""
+        return sum(len(fetch.payload) for fetch in self._fetches.values() if fetch.payload is not None)
+
     def payloads(self, hit: Hit) -> list[bytes]:
         """Those of the absent blocks, in order. All of them have arrived."""
         found = []
@@ -131,7 +141,7 @@ class Swapper:
         """Asks the tier for what is absent of `hit`. False, asking nothing, where the bounds forbid it now."""
         names = [self.tier_key(absent.group, absent.key) for absent in hit.absent]
         new = [name for name in names if name not in self._fetches]
-        if self._fetches and len(self._fetches) + len(new) > self._max_blocks:
+        if new and self._fetches and len(self._fetches) + len(new) > self._max_blocks:
             return False
         wait = self._waits.setdefault(sequence.seq_id, _Wait(now))
         for name in names:
@@ -195,6 +205,11 @@ class Swapper:
             del self._fetches[name]
         else:
             fetch.payload = payload
+
+    def check_drained(self) -> None:
+        """Raises AssertionError where something is kept for sequences that are gone."""
+        assert not self._waits, f"{len(self._waits)} sequences that are gone still wait"
+        assert not self.num_bytes_kept, f"{self.num_bytes_kept} bytes of payloads are kept for nobody"
 
     def check_integrity(self) -> None:
         """Raises AssertionError unless who waits and what is fetched agree."""

@@ -3,7 +3,7 @@ from __future__ import annotations
 from octavo.core.block import NULL_BLOCK, BlockId, SeqId
 from octavo.core.block_pool import BlockPool
 from octavo.core.block_table import BlockTables
-from octavo.core.kv_cache_manager import KVCacheManager
+from octavo.core.kv_cache_manager import Elsewhere, KVCacheManager
 from octavo.core.prefix_key import KeyChain
 from octavo.core.scheduler_output import BlockUpdate
 
@@ -214,3 +214,163 @@ def test_a_sliding_group_is_widest_at_its_window_and_one_chunk() -> None:
     kv = manager(windows=(None, 8), max_chunk_tokens=5)
     assert kv.num_blocks_for(4) == 2
     assert kv.num_blocks_for(400) == 100 + (-(-(7 + 5) // 4) + 1)
+
+
+# -- blocks that lie in a tier ---------------------------------------------------------------------------------------
+
+
+def elsewhere(keys: KeyChain, *held: tuple[int, int]) -> Elsewhere:
+    """A tier that holds these (group, block) of the chain."""
+    return lambda group, key: (group, keys.keys.index(key)) in held
+
+
+def test_a_hit_goes_on_through_blocks_that_lie_elsewhere() -> None:
+    kv, tokens = manager(), list(range(18))
+    tables = begin(kv, 1, tokens)
+    computed(kv, tables, tokens[:8])
+    keys = chain(tokens)
+    hit = kv.find_hit(keys, 18, elsewhere(keys, (0, 2)))
+    assert hit.num_tokens == 12
+    assert [(a.group, a.index, a.key, a.tokens) for a in hit.absent] == [(0, 2, keys.keys[2], keys.tokens[2])]
+    assert [block is None for block in hit.blocks[0]] == [False, False, True]
+    assert kv.find_hit(keys, 18, elsewhere(keys, (0, 3))).num_tokens == 8, "nobody has block 2"
+    assert kv.find_hit(keys, 18).absent == ()
+
+
+def test_a_block_in_the_pool_may_follow_one_that_lies_elsewhere() -> None:
+    kv, tokens = manager(), list(range(12))
+    tables = begin(kv, 1, tokens)
+    computed(kv, tables, tokens)
+    kv.free(tables)
+    first = kv.find_hit(chain(tokens), 12).blocks[0][0]
+    assert first is not None
+    kv.pool._cached.remove(first)
+    kv.pool._drop_key(first)
+    kv.pool._put_blank(first)
+    assert kv.find_hit(chain(tokens), 12).num_tokens == 0
+    hit = kv.find_hit(chain(tokens), 12, elsewhere(chain(tokens), (0, 0)))
+    assert (hit.num_tokens, [a.index for a in hit.absent]) == (12, [0])
+
+
+def test_a_sliding_group_asks_elsewhere_for_its_last_window_only() -> None:
+    kv, tokens = manager(num_blocks=40, windows=(None, 4)), list(range(20))
+    keys = chain(tokens)
+    tier = elsewhere(keys, *((0, i) for i in range(4)), (1, 2), (1, 3))
+    hit = kv.find_hit(keys, 20, tier)
+    assert hit.num_tokens == 16
+    assert [(a.group, a.index) for a in hit.absent] == [(0, 0), (0, 1), (0, 2), (0, 3), (1, 3)]
+    assert len(hit.blocks[1]) == 4
+    assert kv.find_hit(keys, 20, elsewhere(keys, *((0, i) for i in range(4)))).num_tokens == 0
+
+
+def test_opening_with_payloads_gives_found_blocks_that_the_next_plan_fills() -> None:
+    kv, tokens = manager(), list(range(13))
+    tables = begin(kv, 1, tokens)
+    computed(kv, tables, tokens[:4])
+    keys = chain(tokens)
+    hit = kv.find_hit(keys, 13, elsewhere(keys, (0, 1), (0, 2)))
+    second = kv.open(SeqId(2), hit, (b"one", b"two"))
+    kv.check_integrity()
+    assert second.num_published == 3
+    ids = second.block_ids()[0]
+    assert kv.take_loads() == ((ids[1], b"one"), (ids[2], b"two"))
+    assert kv.take_loads() == ()
+    again = kv.find_hit(keys, 13)
+    assert [block.block_id for block in again.blocks[0] if block is not None] == list(ids)
+    assert [block.is_stored for block in again.blocks[0] if block is not None] == [False, True, True]
+    kv.free(second)
+    assert kv.find_hit(keys, 13).num_tokens == 12, "loaded blocks stay cached like any other"
+
+
+def test_absent_blocks_count_as_blocks_needed() -> None:
+    kv, tokens = manager(num_blocks=4), list(range(12))
+    keys = chain(tokens)
+    hit = kv.find_hit(keys, 12, elsewhere(keys, (0, 0), (0, 1), (0, 2)))
+    assert hit.num_tokens == 12
+    assert kv.fits(hit, 13, 0)
+    assert not kv.fits(hit, 13, 1)
+    assert not kv.fits(hit, 17, 0)
+
+
+# -- sharing with a live sequence ------------------------------------------------------------------------------------
+
+
+def test_a_live_sequence_shares_its_partial_block_too_and_the_first_write_copies_it() -> None:
+    kv, tokens = manager(), list(range(7))
+    origin = begin(kv, 1, tokens)
+    computed(kv, origin, tokens)
+    hit = kv.find_origin(origin, 7, 9)
+    assert (hit.num_tokens, hit.origin) == (7, origin)
+    branch = kv.open(SeqId(2), hit)
+    assert branch.block_ids() == origin.block_ids() == ((0, 1),)
+    assert (branch.num_published, branch.publish_at) == (1, 8)
+    assert origin.num_slots == 0, "it must ask before it writes on"
+    assert kv.allocate(branch, 7, 7, 9)
+    assert kv.take_copies() == ((1, 2),)
+    assert (origin.block_ids(), branch.block_ids()) == (((0, 1),), ((0, 2, 3),))
+    assert kv.allocate(origin, 7, 7, 8)
+    assert kv.take_copies() == ()
+    kv.check_integrity()
+
+
+def test_no_more_is_shared_than_is_computed_or_wanted() -> None:
+    kv, tokens = manager(), list(range(16))
+    origin = begin(kv, 1, tokens)
+    assert kv.find_origin(origin, 6, 16).num_tokens == 6
+    assert kv.find_origin(origin, 16, 6).num_tokens == 6
+    assert len(kv.find_origin(origin, 16, 6).blocks[0]) == 2
+    assert kv.find_origin(origin, 0, 6).blocks == ((),)
+    assert kv.find_origin(origin, 8, 16).blocks == (tuple(origin.blocks[0][:2]),)
+
+
+def test_a_live_sequence_that_left_a_window_shares_only_what_sees_no_farther() -> None:
+    kv, tokens = manager(num_blocks=40, windows=(None, 6), max_chunk_tokens=4), list(range(24))
+    origin = begin(kv, 1, tokens[:4])
+    for first in (4, 8, 12, 16, 20):
+        assert kv.allocate(origin, first, first, first + 4)
+    assert origin.num_dropped == [0, 3]  # position 20 sees 15 and up
+    for num_tokens, is_shared in ((24, True), (18, True), (17, False), (9, False)):
+        hit = kv.find_origin(origin, 24, num_tokens)
+        assert (hit.num_tokens == num_tokens) is is_shared, num_tokens
+    hit = kv.find_origin(origin, 18, 24)
+    branch = kv.open(SeqId(2), hit)
+    assert branch.num_dropped == [0, 3]
+    assert kv.allocate(branch, 18, 18, 20)
+    assert len(kv.take_copies()) == 2, "the partial block of each group"
+    kv.check_integrity()
+
+
+def test_the_copy_of_a_shared_partial_block_counts_as_needed() -> None:
+    for num_groups in (1, 2):
+        kv = manager(num_blocks=3 * num_groups, windows=(None,) * num_groups)
+        origin = begin(kv, 1, list(range(6)))
+        partial, whole = kv.find_origin(origin, 6, 7), kv.find_origin(origin, 4, 7)
+        assert kv.fits(partial, 8, 0)
+        assert not kv.fits(partial, 8, 1)
+        assert not kv.fits(partial, 9, 0)
+        assert kv.fits(whole, 8, 0), "no copy, but a block of its own"
+        assert not kv.fits(whole, 8, 1)
+
+
+# -- forgetting ------------------------------------------------------------------------------------------------------
+
+
+def test_forgotten_keys_are_found_by_nobody_and_tables_keep_their_blocks() -> None:
+    kv, tokens = manager(), list(range(8))
+    held, gone = begin(kv, 1, tokens), begin(kv, 2, [9] * 8)
+    computed(kv, held, tokens)
+    computed(kv, gone, [9] * 8)
+    kv.free(gone)
+    assert kv.pool.forget_keys() == 4
+    kv.check_integrity()
+    assert kv.find_hit(chain(tokens), 8).num_tokens == kv.find_hit(chain([9] * 8), 8).num_tokens == 0
+    assert (kv.pool.num_used, kv.pool.num_cached) == (2, 0)
+    assert kv.allocate(held, 8, 8, 12)
+    computed(kv, held, list(range(12)))
+    assert kv.find_hit(chain(list(range(12))), 12).num_tokens == 0, "a later block alone is no prefix"
+    again = begin(kv, 3, tokens)
+    computed(kv, again, tokens)
+    assert kv.find_hit(chain(tokens), 8).num_tokens == 8
+    kv.free(held)
+    assert kv.pool.num_cached == 1, "blocks whose key was forgotten hold nothing when they are given up"
+    assert kv.pool.forget_keys() == 3
