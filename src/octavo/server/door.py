@@ -31,6 +31,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from octavo.errors import OctavoError, QueueFull, TooLarge, Unauthorized
 from octavo.server.caller import Caller
 from octavo.server.errors import ClientGone, PayloadError, error_response, internal_envelope, json_response, log_fault
+from octavo.server.heap import HeapTrimmer, c_heap_trim
 from octavo.server.limits import MAX_REQUEST_ID_CHARS, Limits
 from octavo.server.state import Phase, ServerState
 
@@ -62,8 +63,10 @@ class BodyBudget:
     Bodies up to `large_body_bytes` are free, so that ordinary requests pass while large ones are refused.
     """
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, after_large: Callable[[], None]) -> None:
+        """`after_large` is called when a request with a large body has ended."""
         self._limits = limits
+        self._after_large = after_large
         self._taken = 0
 
     @contextlib.contextmanager
@@ -83,6 +86,8 @@ class BodyBudget:
             yield grow
         finally:
             self._taken -= held
+            if held:
+                self._after_large()
 
 
 class Door:
@@ -90,7 +95,7 @@ class Door:
         self._app = app
         self._state = state
         self._limits = state.config.limits
-        self._bodies = BodyBudget(self._limits)
+        self._bodies = BodyBudget(self._limits, HeapTrimmer(c_heap_trim()).note_large)
         self._keys = KeyRing(state.config.api_keys)
         self._admin_key = KeyRing(filter(None, (state.config.admin_api_key,)))
         self._is_private = self._keys.is_open() and state.config.is_loopback
