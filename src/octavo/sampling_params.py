@@ -173,6 +173,11 @@ class SamplingParams:
         return self.beam_width or self.best_of or self.n
 
     @property
+    def num_reported(self) -> int:
+        """Of these, the ones whose tokens leave the scheduler: all that draw, only the answers of a beam search."""
+        return self.n if self.use_beam_search else self.num_samples
+
+    @property
     def picks_best(self) -> bool:
         """More samples are drawn than given out: nothing can be given out before all have ended."""
         return not self.use_beam_search and self.num_samples > self.n

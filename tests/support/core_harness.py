@@ -9,21 +9,25 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from dataclasses import dataclass, field
+from math import isclose
 from random import Random
 from zlib import crc32
 
+from octavo.core.beam_committer import start_search
 from octavo.core.block import SeqId
 from octavo.core.prefix_key import namespace
-from octavo.core.request import Request, SequenceUpdate, Status
+from octavo.core.request import Request, Sequence, SequenceUpdate, Status
 from octavo.core.scheduler import Scheduler, SchedulerConfig
 from octavo.core.scheduler_output import AddedRow, SchedulerOutput, StepOutput
 from octavo.errors import BadRequest
 from octavo.sampling_params import SamplingParams
 from support.core_policies import CLIENTS, PRIORITIES, Policies, pretend_seconds, random_policies, seen_policies
+from support.plain_beams import PlainAnswer, plain_beam_search
 from support.shadow_store import ShadowStore
 
 EOS, STOP_ID = 0, 3
 LETTERS = (1, 2)
+VOCAB_SIZE = 12  # letters are drawn alone; beams go through all
 
 
 def letter(prompt_and_output: tuple[int, ...], seed: int, index: int, *, may_end: bool) -> int:
@@ -53,6 +57,17 @@ def expected(request: Request, index: int) -> list[int]:
     return tokens
 
 
+def logprobs(history: tuple[int, ...]) -> list[float]:
+    """What beams see: every number depends on the whole history, and no two sums of them are equal."""
+    rng = Random(crc32(bytes(history)))
+    return [-8.0 * rng.random() for _ in range(VOCAB_SIZE)]
+
+
+def expected_answers(request: Request) -> list[PlainAnswer]:
+    """What a search finds when the request is alone in the world."""
+    return plain_beam_search(request.prompt_token_ids, logprobs, start_search(request).rules)
+
+
 @dataclass
 class Sample:
     tokens: list[int] = field(default_factory=list)
@@ -65,6 +80,7 @@ class Tracked:
     request: Request
     samples: dict[int, Sample]
     expected: dict[int, list[int]] = field(default_factory=dict)  # sample -> its whole output
+    answers: list[PlainAnswer] = field(default_factory=list)  # where it searches with beams, once it has ended
 
     @property
     def ended(self) -> bool:
@@ -80,12 +96,14 @@ class Harness:
         self.depth = depth
         self.policies = policies or Policies()
         self.scheduler = Scheduler(config, self.policies.ordering, self.policies.preemption, costs=self.policies.costs)
-        self.store = ShadowStore(config.block_size, config.group_windows, config.max_num_seqs, draw, rng)
+        self.store = ShadowStore(config.block_size, config.group_windows, config.max_num_seqs, draw, rng, logprobs)
         self.tracked: dict[str, Tracked] = {}  # requests that have not ended
         self.salts: dict[str, str] = {}
         self.in_flight: deque[tuple[SchedulerOutput, StepOutput | None]] = deque()
         self.num_steps = 0
         self.num_added = 0
+        self.beams: Counter[str] = Counter()  # what happened to beams
+        self._known_beams: set[SeqId] = set()
         self._key_histories: dict[tuple[int, bytes], int] = {}
 
     # -- operations --------------------------------------------------------------------------------------------------
@@ -124,6 +142,9 @@ class Harness:
         return request.request_id
 
     def abort(self, request_id: str) -> None:
+        self.beams["aborts"] += any(
+            s.is_beam and s.request.request_id == request_id and s.index for s in self.scheduler.sequences()
+        )
         assert self.scheduler.abort(request_id) is (request_id in self.tracked)
         self.tracked.pop(request_id, None)
         assert self.scheduler.abort(request_id) is False
@@ -173,10 +194,12 @@ class Harness:
         self._execute_up_to(1)
         plan, result = self.in_flight.popleft()
         assert result is not None
-        failing = {s.seq_id for s in self.scheduler.sequences()} & set(result.failed)
+        failing = {s.request.request_id for s in self.scheduler.sequences() if s.seq_id in result.failed}
         updates = self.scheduler.commit(plan, result, float(self.num_steps), pretend_seconds(plan.num_tokens))
         self.num_steps += 1
-        assert {update.seq_id for update in updates if update.finish_reason == "error"} == failing
+        errors = [update for update in updates if update.finish_reason == "error"]
+        assert {update.request_id for update in errors} == failing
+        assert {update.seq_id for update in errors} <= set(result.failed)
         for update in updates:
             self._take(update)
         if self.rng.random() < 0.2:
@@ -194,7 +217,9 @@ class Harness:
 
     def drain(self) -> None:
         """Everything ends in a bounded number of steps, and the pool is as at the start."""
-        work = sum((len(t.request.prompt_token_ids) + 64) * t.request.sampling.n for t in self.tracked.values())
+        work = sum(
+            (len(t.request.prompt_token_ids) + 64) * t.request.sampling.num_samples for t in self.tracked.values()
+        )
         limit = self.num_steps + 40 * work + 10
         while self.scheduler.has_unfinished:
             assert self.step(), "there is work, and nothing runs"
@@ -218,6 +243,7 @@ class Harness:
             hits=stats.prefix_hits_tokens // self.config.block_size,
             folded=stats.num_folded,
             aborts=stats.num_aborted,
+            **{f"beam {what}": count for what, count in self.beams.items()},
         ) + seen_policies(self.policies, stats.num_displaced)
 
     # -- checks ------------------------------------------------------------------------------------------------------
@@ -289,6 +315,43 @@ class Harness:
                     block = table[position // self.config.block_size]
                     assert block is not None
                     assert block.ref_count == 1, f"{sequence!r} writes into the shared {block!r}"
+        self._check_copies(plan, [live[seq_id] for seq_id in plan.seq_ids])
+        self._see_beams(plan, live)
+
+    def _check_copies(self, plan: SchedulerOutput, sequences: list[Sequence]) -> None:
+        """At most one block a sequence and group, and none for nobody."""
+        targets = {target for _, target in plan.copies}
+        found = 0
+        for sequence in sequences:
+            assert sequence.tables is not None
+            for ids in sequence.tables.block_ids():
+                copied = len(targets.intersection(ids))
+                assert copied <= 1, f"{copied} blocks are copied for {sequence!r}"
+                found += copied
+                self.beams["copies"] += copied if sequence.is_beam else 0
+        assert found == len(targets), "a block is copied for a sequence that does not run"
+
+    def _see_beams(self, plan: SchedulerOutput, live: dict[SeqId, Sequence]) -> None:
+        """Beams of one request never run ahead of each other."""
+        self.beams["replaced tokens"] += len(plan.replaced_tokens)
+        lengths: dict[str, int] = {}
+        for sequence in live.values():
+            if not sequence.is_beam:
+                continue
+            request = sequence.request
+            assert request.sequences[sequence.index] is sequence
+            assert lengths.setdefault(request.request_id, len(sequence.token_ids)) == len(sequence.token_ids)
+            if sequence.result is not None:
+                assert sequence.seq_id not in plan.seq_ids, f"{sequence!r} runs ahead"
+                self.beams["waits for a sibling"] += 1
+            if sequence.seq_id not in self._known_beams:
+                self._known_beams.add(sequence.seq_id)
+                self.beams["forks"] += sequence.index > 0 or len(sequence.token_ids) > sequence.num_prompt_tokens
+        resumed = [live[row.seq_id] for row in plan.added if live[row.seq_id].is_beam]
+        self.beams["resumed"] += sum(
+            s.request.num_preemptions > 0 and len(s.token_ids) > s.num_prompt_tokens and s.num_inflight_tokens > 1
+            for s in resumed
+        )
 
     def _execute_up_to(self, count: int) -> None:
         for place in range(count):
@@ -303,6 +366,8 @@ class Harness:
         sample.seq_id = update.seq_id
         sample.tokens.extend(update.new_token_ids)
         request = tracked.request
+        if update.finish_reason != "error" and request.sampling.use_beam_search:
+            self._take_answer(tracked, update)
         if update.index not in tracked.expected:
             tracked.expected[update.index] = expected(request, update.index)
         wanted = tracked.expected[update.index]
@@ -322,6 +387,18 @@ class Harness:
             assert update.finish_reason == ("stop" if last in (EOS, STOP_ID) else "length")
             assert update.stop_reason == (STOP_ID if last == STOP_ID else None)
         self._forget_if_ended(update.request_id)
+
+    def _take_answer(self, tracked: Tracked, update: SequenceUpdate) -> None:
+        request = tracked.request
+        if not tracked.answers:
+            tracked.answers = expected_answers(request)
+            self.beams["searches"] += 1
+            self.beams["preemptions"] += request.num_preemptions
+        answer = tracked.answers[update.index]
+        tracked.expected[update.index] = list(answer.tokens)
+        assert update.finish_reason is not None, "an answer comes whole"
+        assert update.score is not None
+        assert isclose(update.score, answer.score, rel_tol=1e-9)
 
     def _forget_if_ended(self, request_id: str) -> None:
         if self.tracked[request_id].ended:
@@ -347,7 +424,9 @@ def random_config(rng: Random) -> SchedulerConfig:
     )
 
 
-def random_sampling(rng: Random) -> SamplingParams:
+def random_sampling(rng: Random, beam_share: float = 0.0) -> SamplingParams:
+    if rng.random() < beam_share:
+        return random_beams(rng)
     prompt_logprobs = 0 if rng.random() < 0.08 else None
     max_tokens = 0 if prompt_logprobs == 0 and rng.random() < 0.4 else rng.randint(1, 32)
     return SamplingParams(
@@ -359,13 +438,28 @@ def random_sampling(rng: Random) -> SamplingParams:
     )
 
 
-def random_operation(harness: Harness, rng: Random) -> None:
+def random_beams(rng: Random) -> SamplingParams:
+    width, max_tokens = rng.choice((1, 2, 2, 3, 4)), rng.randint(1, 24)
+    return SamplingParams(
+        n=rng.randint(1, width),
+        use_beam_search=True,
+        beam_width=width,
+        length_penalty=rng.choice((0.0, 1.0, 2.0)),
+        early_stopping=rng.choice((False, True, "never")),
+        max_tokens=max_tokens,
+        min_tokens=rng.randint(0, max_tokens) if rng.random() < 0.4 else 0,
+        stop_token_ids=(STOP_ID,),
+        prompt_logprobs=0 if rng.random() < 0.1 else None,
+    )
+
+
+def random_operation(harness: Harness, rng: Random, beam_share: float) -> None:
     chance = rng.random()
     if chance < 0.24 and len(harness.tracked) < 12:
         prompt = tuple(rng.choice(LETTERS) for _ in range(rng.choice((1, 2, 4, 8, 8, 16, rng.randint(1, 32)))))
         harness.add(
             prompt,
-            random_sampling(rng),
+            random_sampling(rng, beam_share),
             salt=rng.choice(("", "", "x")),
             seed=rng.randint(0, 2),
             client_id=rng.choice(CLIENTS),
@@ -386,14 +480,14 @@ def random_operation(harness: Harness, rng: Random) -> None:
         harness.step()
 
 
-def drive(seed: int, num_operations: int) -> Harness:
+def drive(seed: int, num_operations: int, *, beam_share: float = 0.02) -> Harness:
     """One run from a seed: random operations, then a drain. Raises AssertionError naming the seed."""
     rng = Random(seed)
     config, policies = random_policies(rng, random_config(rng))
     harness = Harness(config, rng, depth=rng.choice((0, 0, 1)), policies=policies)
     try:
         for _ in range(num_operations):
-            random_operation(harness, rng)
+            random_operation(harness, rng, beam_share)
         harness.drain()
     except AssertionError as error:
         told = f"seed {seed}, {harness.config}, {policies.name}, depth {harness.depth}"

@@ -98,6 +98,7 @@ class Driver:
             seed=seed,
             sample_index=sample_index,
             end_token_ids=tuple(end_token_ids),
+            num_top=sampling.logprobs,
         )
         self.rows[seq_id] = _Row(added, held, num_computed_tokens)
         self.tokens[seq_id] = list(prompt)

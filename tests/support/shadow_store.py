@@ -7,7 +7,7 @@ interned number: child = intern(parent, token), so equal numbers mean equal hist
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from random import Random
 
@@ -16,6 +16,7 @@ from octavo.core.scheduler_output import AddedRow, SchedulerOutput, StepOutput
 from octavo.outputs import TokenLogprobs
 
 Draw = Callable[[AddedRow, tuple[int, ...], int], int]  # (row, history, sample index) -> token
+Logprobs = Callable[[tuple[int, ...]], Sequence[float]]  # history -> of every token
 
 
 class Histories:
@@ -51,7 +52,13 @@ class ShadowRow:
 
 class ShadowStore:
     def __init__(
-        self, block_size: int, windows: tuple[int | None, ...], max_rows: int, draw: Draw, rng: Random
+        self,
+        block_size: int,
+        windows: tuple[int | None, ...],
+        max_rows: int,
+        draw: Draw,
+        rng: Random,
+        logprobs: Logprobs = lambda history: (),
     ) -> None:
         self.block_size = block_size
         self.windows = windows
@@ -63,6 +70,7 @@ class ShadowStore:
         self.fail: dict[SeqId, str] = {}  # rows to fail in the next step that runs them
         self._draw = draw
         self._rng = rng
+        self._logprobs = logprobs
 
     def execute(self, plan: SchedulerOutput) -> StepOutput:
         self._apply(plan)
@@ -81,6 +89,7 @@ class ShadowStore:
         for seq_id, first, count, _, first_write in self._rng.sample(entries, len(entries)):
             self._write(seq_id, first, count, first_write)
         token_ids: list[int] = []
+        logprobs: dict[int, TokenLogprobs] = {}
         prompt_logprobs: dict[SeqId, list[TokenLogprobs]] = {}
         failed: dict[SeqId, str] = {}
         for seq_id, first, count, num_samples, _ in entries:
@@ -96,8 +105,11 @@ class ShadowStore:
             if drawn:
                 assert len(history) == len(row.token_ids), "drew from a token that is not the last"
                 row.token_ids.append(drawn[0])
+            if row.added.num_top is not None:
+                places = range(len(token_ids), len(token_ids) + len(drawn))
+                logprobs |= {place: self._report(row, history, drawn[place - places[0]]) for place in places}
             token_ids.extend(drawn)
-        return StepOutput(token_ids, {}, prompt_logprobs, failed)
+        return StepOutput(token_ids, logprobs, prompt_logprobs, failed)
 
     def release(self, block_ids: Iterable[BlockId]) -> None:
         for block_id in block_ids:
@@ -108,6 +120,11 @@ class ShadowStore:
         size = self.block_size
         return [self._block(tables[group][p // size])[p % size] for p in range(begin, end)]
 
+    def _report(self, row: ShadowRow, history: tuple[int, ...], token_id: int) -> TokenLogprobs:
+        values = self._logprobs(history)
+        best = sorted(enumerate(values), key=lambda pair: -pair[1])[: row.added.num_top]
+        return TokenLogprobs(token_id, values[token_id], tuple(best))
+
     # -- one step ----------------------------------------------------------------------------------------------------
 
     def _apply(self, plan: SchedulerOutput) -> None:
@@ -117,6 +134,9 @@ class ShadowStore:
             assert added.seq_id not in self.rows, "a row is added twice"
             self.rows[added.seq_id] = ShadowRow(added, list(added.token_ids), [list(t) for t in added.block_tables])
         assert len(self.rows) <= self.max_rows, f"{len(self.rows)} rows"
+        for seq_id, token_id in plan.replaced_tokens:
+            assert self.rows[seq_id].token_ids[-1] != token_id, "a token is sent that the row has"
+            self.rows[seq_id].token_ids[-1] = token_id
         for update in plan.block_updates:
             table = self.rows[update.seq_id].tables[update.group]
             assert update.first <= len(table), "a table got a hole"

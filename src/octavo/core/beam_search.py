@@ -8,9 +8,9 @@ width, length penalty and early stopping is that of Hugging Face transformers' `
     live         the `width` best candidates that do not end
     over         nothing can go on, or `width` answers are finished and early_stopping says that they will do
 
-Invariants: at most `width` live beams and `width` finished answers; the finished ones are sorted, best first. A beam has
-a place, and its best continuation stays there: the others move to places whose beams ended, so that only they are forks.
-A path shares its beginning with its siblings' paths, as their block tables do.
+Invariants: one live beam, the prompt, then `width`; at most `width` finished answers, sorted, best first. A beam has a
+place, and its best continuation stays there: the others move to places whose beams ended, so only they are forks. A
+path shares its beginning with its siblings' paths, as their block tables do.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class BeamSearch:
         return len(self._beams)
 
     def advance(self, tops: Sequence[Top]) -> list[Move]:
-        """One step: `tops[place]` are at least `rules.num_top` continuations of that beam, or all there are.
+        """One step: `tops[place]` are `rules.num_top` continuations of that beam, `width` of them without an end token.
 
         Returns the move into every place, first to last; none where the search is over.
         """
@@ -110,7 +110,8 @@ class BeamSearch:
         self.is_over = not going_on or self._is_enough(going_on[0][1].total)
         if self.is_over:
             return []
-        moves = _settle(going_on, len(tops))
+        assert len(going_on) == self.rules.width, "every beam has enough continuations"
+        moves = _settle(going_on)
         self._beams = [path for _, path in moves]
         return [Move(parent, path.token.token_id) for parent, path in moves]
 
@@ -172,10 +173,11 @@ class BeamSearch:
             return True
         is_patient = rules.early_stopping == "never" and rules.length_penalty > 0
         length = rules.max_tokens if is_patient else self.num_tokens
-        return best / length**rules.length_penalty <= self._finished[-1].score
+        reachable: float = best / length**rules.length_penalty
+        return reachable <= self._finished[-1].score
 
 
-def _settle(going_on: Sequence[tuple[int, _Path]], num_places: int) -> list[tuple[int, _Path]]:
+def _settle(going_on: Sequence[tuple[int, _Path]]) -> list[tuple[int, _Path]]:
     """By place: each parent's best child in its parent's place, the others in free places, best first."""
     settled: dict[int, tuple[int, _Path]] = {}
     moving = []
@@ -184,8 +186,6 @@ def _settle(going_on: Sequence[tuple[int, _Path]], num_places: int) -> list[tupl
             moving.append(child)
         else:
             settled[child[0]] = child
-    free = (place for place in range(max(num_places, len(going_on))) if place not in settled)
-    for child, place in zip(moving, free, strict=False):
-        settled[place] = child
-    assert len(settled) == len(going_on)
-    return [settled[place] for place in sorted(settled)]
+    free = [place for place in range(len(going_on)) if place not in settled]
+    settled.update(zip(free, moving, strict=True))
+    return [settled[place] for place in range(len(going_on))]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from collections.abc import Sequence as Listing
 
+from octavo.core.beam_committer import BeamCommitter
 from octavo.core.block import SeqId
 from octavo.core.kv_cache_manager import KVCacheManager
 from octavo.core.request import Sequence, SequenceUpdate, Status
@@ -28,6 +29,7 @@ class Committer:
         self._kv = kv
         self._roster = roster
         self._new_seq_id = new_seq_id
+        self._beams = BeamCommitter(roster, new_seq_id)
 
     def commit(self, plan: SchedulerOutput, sequences: Listing[Sequence], result: StepOutput) -> list[SequenceUpdate]:
         """Updates in the plan's order; the samples of a fork follow each other. Mutates `sequences`."""
@@ -48,7 +50,7 @@ class Committer:
             sequence.num_computed_tokens += count
             if caching and sequence.num_computed_tokens >= sequence.tables.publish_at:  # type: ignore[union-attr]
                 self._publish(sequence)
-            if draws != 1 or sequence.num_draws != 1 or sequence.prompt_logprobs is not None:
+            if draws != 1 or sequence.num_draws != 1 or sequence.prompt_logprobs is not None or sequence.is_beam:
                 self._commit_prompt(sequence, result, drawn_at, draws, updates)
                 continue
             token_id = tokens[drawn_at]
@@ -87,7 +89,7 @@ class Committer:
     def _commit_prompt(
         self, sequence: Sequence, result: StepOutput, place: int, draws: int, updates: list[SequenceUpdate]
     ) -> None:
-        """All that is not one token drawn: chunks inside a prompt, its log-probabilities, forks, scoring."""
+        """All that is not one token drawn: chunks inside a prompt, its log-probabilities, forks, beams, scoring."""
         if sequence.prompt_logprobs is not None:
             sequence.prompt_logprobs.extend(result.prompt_logprobs.get(sequence.seq_id, ()))
         if sequence.num_draws == 0:
@@ -95,6 +97,11 @@ class Committer:
                 self._end_whole(sequence, "length", None, updates)
             return
         if draws == 0:
+            return
+        if sequence.is_beam:
+            if sequence.prompt_logprobs is not None:
+                sequence.request.prompt_logprobs = _collected(sequence)
+            updates.extend(self._beams.take(sequence, result.logprobs[place]))
             return
         token_ids = result.token_ids[place : place + draws]
         entries = [(result.logprobs[i],) if i in result.logprobs else () for i in range(place, place + draws)]
@@ -159,11 +166,11 @@ class Committer:
     def _end_whole(
         self, sequence: Sequence, reason: FinishReason, error: str | None, updates: list[SequenceUpdate]
     ) -> None:
-        """Ends a sequence without a token; before the fork it stands for every sample of its request."""
+        """Ends a sequence without a token; a beam, or one before the fork, stands for every sample of its request."""
         request = sequence.request
-        is_forked = len(request.sequences) > 1
+        stands_for_all = sequence.is_beam or len(request.sequences) == 1
         prompt_logprobs = _collected(sequence) if error is None else None
-        indices = [sequence.index] if is_forked else range(request.sampling.n)
+        indices = range(request.sampling.num_reported) if stands_for_all else [sequence.index]
         updates.extend(
             SequenceUpdate(
                 request.request_id,
@@ -177,7 +184,8 @@ class Committer:
             )
             for index in indices
         )
-        self._roster.end(sequence)
+        for each in reversed(request.live) if sequence.is_beam else [sequence]:
+            self._roster.end(each)
 
 
 def _collected(sequence: Sequence) -> tuple[TokenLogprobs, ...] | None:

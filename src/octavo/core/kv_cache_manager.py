@@ -90,6 +90,14 @@ class KVCacheManager:
         """Blocks a sequence of `num_tokens` holds at once, over all groups, at the widest moment of its life."""
         return blocks_held(self.windows, num_tokens, self.block_size, self._max_chunk_tokens)
 
+    def num_blocks_beside(self, num_shared_tokens: int, num_tokens: int) -> int:
+        """Blocks a sequence of `num_tokens` holds beside another with the same first tokens, for all its life.
+
+        Only what both share again after a preemption counts as shared: full blocks that no window leaves behind.
+        """
+        num_shared_blocks = num_shared_tokens // self.block_size if self.windows == (None,) else 0
+        return self.num_blocks_for(num_tokens) - num_shared_blocks
+
     def find_hit(self, keys: KeyChain, num_tokens: int, elsewhere: Elsewhere | None = None) -> Hit:
         """The longest cached prefix of the first `num_tokens` tokens; `keys` covers their full blocks.
 

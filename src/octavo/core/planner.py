@@ -5,6 +5,8 @@ values. Order of a plan: who must give way to a newcomer (where the ordering pol
 at least one token before any gets a long chunk; samples that resume; the waiting queue, in the policy's order. The
 first in rank always gets its block: from requests behind it, or from its own youngest sample. A request that lacks a
 block and has nobody behind it keeps what it holds and stands still, until those before it end or take it.
+Beams of a request advance together: one whose step is done waits for its siblings, and the first to be started needs
+room for all of them, at their full length.
 """
 
 from __future__ import annotations
@@ -76,8 +78,7 @@ class Planner:
         if division is not None:
             draft.budget, draft.shares = division.num_tokens, division.shares
         self._run_lanes(draft)
-        if not draft.under_pressure:
-            self._start_more(draft)
+        self._start_more(draft)
         if not draft.sequences:
             is_loading = self._swapper is not None and self._swapper.is_loading
             assert overlaps or is_loading or not self._roster.requests, "there are requests, and none can advance"
@@ -99,10 +100,9 @@ class Planner:
                 continue  # gave way to one before it in this very plan
             first = sequence.num_computed_tokens + sequence.num_inflight_tokens
             count = len(sequence.token_ids) + sequence.num_pending_tokens - first
-            if overlaps and (count <= 0 or self._must_see_token(sequence)):
+            if count <= 0 or (overlaps and self._must_see_token(sequence)):
                 continue
             if count != 1:
-                assert count > 0, f"{sequence!r} runs with nothing to run"
                 shares = draft.shares
                 most = draft.budget - behind if shares is None else shares.get(sequence.seq_id, 1)
                 count = min(count, max(most, 1))
@@ -126,9 +126,10 @@ class Planner:
             sequence.num_pending_tokens += draws
 
     def _must_see_token(self, sequence: Sequence) -> bool:
-        """What comes next depends on a token in flight: a fork, or the last token allowed."""
+        """What comes next depends on a token in flight: a fork, a step of a beam search, or the last token allowed."""
         pending = sequence.num_pending_tokens
-        return pending > 1 or (pending == 1 and len(sequence.token_ids) + 1 >= sequence.max_num_tokens)
+        is_last = len(sequence.token_ids) + 1 >= sequence.max_num_tokens
+        return pending > 1 or (pending == 1 and (is_last or sequence.is_beam))
 
     def _make_room(self, draft: _Draft, sequence: Sequence, first: int, end: int) -> bool:
         """Blocks for [first, end), taken from those behind if need be; False where nobody can give any."""
@@ -172,7 +173,7 @@ class Planner:
             request = sequence.request
             if request.status is not Status.WAITING or (swapper is not None and swapper.is_waiting(sequence)):
                 continue
-            if sequence.waits_for is not None and roster.is_computing(sequence.waits_for):
+            if sequence.waits_for is not None and self._is_coming(sequence, sequence.waits_for):
                 continue
             lacking_rows = roster.num_reserved + roster.rows_for(request) - self._config.max_rows
             if lacking_rows > 0 and not self._displacement.displaceable(request):
@@ -190,25 +191,32 @@ class Planner:
     # -- starting and resuming ---------------------------------------------------------------------------------------
 
     def _start_more(self, draft: _Draft) -> None:
-        """Starts sequences in rank order until one does not fit; one that waits for a block in the making is passed."""
+        """Starts sequences in rank order until one does not fit; one that waits for a block in the making is passed.
+
+        Beams that resume are needed by siblings that stand still: they start also under pressure, and make room.
+        """
         roster = self._roster
         for sequence in self._candidates():
-            if draft.budget <= 0:
+            request = sequence.request
+            is_needed = sequence.is_beam and request.status is Status.RUNNING
+            if draft.budget <= 0 or (draft.under_pressure and not is_needed):
                 return
-            if sequence.waits_for is not None and roster.is_computing(sequence.waits_for):
+            if sequence.waits_for is not None and self._is_coming(sequence, sequence.waits_for):
                 continue
             if self._swapper is not None and self._swapper.is_waiting(sequence):
                 continue
-            request = sequence.request
             num_rows = roster.rows_for(request) if request.status is Status.WAITING else 0
             if roster.num_reserved + num_rows > self._config.max_rows:
                 return
             hit = self._look_up(sequence, draft.now)
-            if hit is None:
-                continue
-            if not self._kv.fits(hit, self._tokens_to_fit(sequence), self._to_leave_free(request)):
-                return
-            if hit.absent and not self._has_payloads(sequence, hit, draft.now):
+            while hit is not None and not self._kv.fits(
+                hit, self._tokens_to_fit(sequence), self._to_leave_free(request)
+            ):
+                if not (is_needed and self._displacement.take_from_behind(request)):
+                    return
+                draft.under_pressure = True
+                hit = self._look_up(sequence, draft.now)  # one that gave way may have held what was hit
+            if hit is None or (hit.absent and not self._has_payloads(sequence, hit, draft.now)):
                 continue
             self._start(draft, sequence, hit)
 
@@ -234,7 +242,7 @@ class Planner:
             return self._kv.find_hit(sequence.keys, 0)
         hit = self._with_origin(sequence, self._find_hit(sequence, num_tokens, now))
         following = hit.num_tokens // self._config.block_size
-        if following < total and self._roster.is_computing(sequence.keys.keys[following]):
+        if following < total and self._is_coming(sequence, sequence.keys.keys[following]):
             sequence.waits_for = sequence.keys.keys[following]
             return None
         return hit
@@ -284,16 +292,33 @@ class Planner:
             return None
         return self._kv.find_origin(sibling.tables, num_shared, len(sequence.token_ids))
 
+    def _is_coming(self, sequence: Sequence, key: bytes) -> bool:
+        """A running sequence computes the block with this key, and `sequence` may wait for it.
+
+        A beam that resumes waits for nobody behind it, who may stand still because of it.
+        """
+        maker = self._roster.maker(key)
+        is_needed = sequence.is_beam and sequence.request.status is Status.RUNNING
+        return maker is not None and not (is_needed and maker.request.rank > sequence.request.rank)
+
     def _tokens_to_fit(self, sequence: Sequence) -> int:
-        """All known tokens and the one to be drawn; the last token allowed is never computed."""
+        """All known tokens and the one to be drawn; the last token allowed is never computed. All for a first beam."""
+        if sequence.is_beam and sequence.request.status is Status.WAITING:
+            return max(sequence.max_num_tokens - 1, len(sequence.token_ids))
         return max(min(len(sequence.token_ids) + 1, sequence.max_num_tokens - 1), len(sequence.token_ids))
 
     def _to_leave_free(self, request: Request) -> int:
         """Blocks that starting a sequence must leave free: the watermark for a new request, room for its siblings.
 
+        Beams must fit together at their full length, whoever runs, because none of them can be parked.
         Without room for its siblings a preempted request would come back with one sample, to be preempted again. None
         for a sample whose siblings run, and none where nobody runs at all.
         """
+        if request.status is Status.WAITING and request.search is not None:
+            num_prompt = len(request.prompt_token_ids)
+            watermark = self._watermark_blocks if self._roster.running and not request.was_started else 0
+            each = self._kv.num_blocks_beside(num_prompt, num_prompt + request.max_tokens - 1)
+            return watermark + (request.sampling.num_samples - 1) * each
         if request.status is Status.RUNNING or not self._roster.running:
             return 0
         if not request.was_started:
@@ -363,6 +388,7 @@ class Planner:
             num_samples=tuple(draft.draws),
             first_write=tuple(draft.first_write),
             prompt_logprobs=draft.prompt_logprobs,
+            replaced_tokens=self._roster.take_replaced_tokens(),
         )
 
     def _row(self, sequence: Sequence) -> AddedRow:
@@ -377,11 +403,14 @@ class Planner:
             seed=request.seed,
             sample_index=request.sample_index + sequence.index,
             end_token_ids=request.end_token_ids,
+            num_top=request.num_top,
         )
 
 
 def _youngest_behind(sequence: Sequence) -> Sequence | None:
-    """The last running sample of the same request after this one, not in flight."""
+    """The last running sample of the same request after this one, not in flight; never a beam."""
+    if sequence.is_beam:
+        return None
     for other in reversed(sequence.request.sequences[sequence.index + 1 :]):
         if other.status is Status.RUNNING and not other.num_inflight_tokens:
             return other

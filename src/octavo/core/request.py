@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
+from octavo.core.beam_search import BeamSearch
 from octavo.core.block import SeqId
 from octavo.core.block_table import BlockTables
 from octavo.core.prefix_history import CacheReport
@@ -30,7 +31,7 @@ class Status(Enum):
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One prompt and its `sampling.n` samples."""
+    """One prompt and its `sampling.num_samples` samples, or the beams of its search."""
 
     request_id: str  # internal, unguessable, unique
     prompt_token_ids: tuple[int, ...]  # at least one
@@ -58,11 +59,27 @@ class Request:
     cache_report: CacheReport | None = field(default=None, init=False)  # from the first start on
     swap_decisions: list[SwapDecision] = field(default_factory=list, init=False)
     was_started: bool = field(default=False, init=False)
+    search: BeamSearch | None = field(default=None, init=False)  # then `sequences[place]` is the beam in that place
+    prompt_logprobs: tuple[TokenLogprobs, ...] | None = field(default=None, init=False)  # kept until the search ends
 
     @property
     def max_tokens(self) -> int:
         assert self.sampling.max_tokens is not None, "max_tokens is set before a request is added"
         return self.sampling.max_tokens
+
+    @property
+    def num_draws(self) -> int:
+        """Tokens to draw at the prompt's end: one a sample, none where the prompt is only scored, one for a search."""
+        if self.search is not None:
+            return 1
+        return self.sampling.num_samples if self.max_tokens else 0
+
+    @property
+    def num_top(self) -> int | None:
+        """Best log-probabilities to report beside the one of each drawn token; None: not even that."""
+        if self.search is not None:
+            return self.search.rules.num_top
+        return 0 if self.sampling.logprobs is None and self.sampling.picks_best else self.sampling.logprobs
 
     @property
     def live(self) -> list[Sequence]:
@@ -82,6 +99,7 @@ class Sequence:
         "end_token_ids",
         "first_write",
         "index",
+        "is_beam",
         "keys",
         "max_num_tokens",
         "min_num_tokens",
@@ -92,6 +110,7 @@ class Sequence:
         "num_prompt_tokens",
         "prompt_logprobs",
         "request",
+        "result",
         "seq_id",
         "status",
         "tables",
@@ -110,6 +129,8 @@ class Sequence:
         self.num_inflight_tokens = 0  # scheduled by plans not committed yet
         self.num_pending_tokens = 0  # tokens that plans in flight will draw
         self.num_draws = 1  # tokens drawn when the last known token is run: n before the fork, 0 for scoring alone
+        self.is_beam = sampling.use_beam_search
+        self.result: TokenLogprobs | None = None  # of a beam's last token, until all beams of its request have theirs
         self.first_write = 0  # positions below it hold their KV since the start (prefix hits)
         self.keys = keys
         self.status = Status.WAITING
@@ -151,3 +172,5 @@ class SequenceUpdate:
     num_cached_tokens: int = 0
     prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
     """For prompt positions 1 .. len - 1 (the first has none), once, with each sample's first update."""
+    cumulative_logprob: float | None = None  # of a beam search's answer, which comes whole, in one update
+    score: float | None = None  # by which that answer was chosen

@@ -46,6 +46,7 @@ class Roster:
         self.ordering = ordering
         self._lanes: list[Sequence] | None = []  # None: to be built again
         self._removed_rows: list[SeqId] = []  # the executor must be told
+        self._replaced_tokens: dict[SeqId, int] = {}  # and of these, last tokens of rows that stay
         self._computing: dict[bytes, Sequence] = {}  # prefix key -> the running sequence that computes the block
         self._leaving: dict[SeqId, Sequence] = {}  # finished, but a plan in flight may write to their blocks
 
@@ -71,12 +72,14 @@ class Roster:
         """Running requests that rank behind, first in rank first."""
         return self.running[bisect_left(self.running, request.rank, key=_rank) + 1 :]
 
-    def is_computing(self, key: bytes) -> bool:
-        return key in self._computing
+    def maker(self, key: bytes) -> Sequence | None:
+        """The running sequence that computes the block with this key."""
+        return self._computing.get(key)
 
     def rows_for(self, request: Request) -> int:
         """Rows a waiting request would fill: those of all its samples, as far as there are rows at all."""
-        wanted = len(request.live) if len(request.sequences) > 1 else request.sampling.n
+        is_forked = len(request.sequences) > 1 and request.search is None
+        wanted = len(request.live) if is_forked else request.sampling.num_samples
         return min(wanted, self._max_rows)
 
     def barrier(self) -> tuple[float, ...] | None:
@@ -133,6 +136,18 @@ class Roster:
         self.sequences.update((child.seq_id, child) for child in children if child.status is not Status.FINISHED)
         self._reserve(request)
 
+    def succeed(self, request: Request, beams: Listing[Sequence]) -> None:
+        """The beams of the next step, by place: kept ones and RUNNING ones made by `fork`. Ended ones are forgotten."""
+        request.sequences = list(beams)
+        self.sequences.update((beam.seq_id, beam) for beam in beams)
+        self._reserve(request)
+
+    def replace_token(self, sequence: Sequence, token_id: int) -> None:
+        """The executor appended another token to the sequence's row."""
+        assert sequence.tables is not None
+        assert sequence.tables.has_row
+        self._replaced_tokens[sequence.seq_id] = token_id
+
     def preempt(self, request: Request) -> None:
         """A running request gives up all its blocks and waits again, where the ordering policy says."""
         self.num_preemptions += 1
@@ -186,6 +201,11 @@ class Roster:
         self._removed_rows.clear()
         return removed
 
+    def take_replaced_tokens(self) -> tuple[tuple[SeqId, int], ...]:
+        replaced = tuple(self._replaced_tokens.items())
+        self._replaced_tokens.clear()
+        return replaced
+
     # -- inside ------------------------------------------------------------------------------------------------------
 
     def _to_waiting(self, request: Request) -> None:
@@ -204,6 +224,7 @@ class Roster:
         assert tables is not None
         if tables.has_row:
             self._removed_rows.append(sequence.seq_id)
+            self._replaced_tokens.pop(sequence.seq_id, None)
             self._kv.forget_row(tables)
         self.computed(sequence, sequence.keys.keys[tables.num_published :])
         sequence.status = status
@@ -219,6 +240,7 @@ class Roster:
         self._kv.free(sequence.tables)
         sequence.tables = None
         sequence.num_computed_tokens = sequence.first_write = 0
+        sequence.result = None
         if sequence.prompt_logprobs:
             sequence.prompt_logprobs.clear()
 
@@ -226,11 +248,11 @@ class Roster:
         """Counts the rows and the resting samples of a request again after any change of its states."""
         wanted = resting = 0
         if request.status is Status.RUNNING:
-            if len(request.sequences) == 1:
+            states = [s.status for s in request.sequences]
+            resting = states.count(Status.WAITING) + states.count(Status.PARKED)
+            if len(states) == 1 or request.search is not None:
                 wanted = self.rows_for(request)
             else:
-                states = [s.status for s in request.sequences]
-                resting = states.count(Status.WAITING) + states.count(Status.PARKED)
                 wanted = states.count(Status.RUNNING) + states.count(Status.WAITING)
         self.num_reserved += wanted - request.num_reserved
         self.num_resting += resting - request.num_resting

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence as Listing
 
+from octavo.core.beam_committer import start_search
 from octavo.core.block import BlockId, SeqId
 from octavo.core.block_pool import BlockPool
 from octavo.core.committer import Committer
@@ -89,7 +90,9 @@ class Scheduler:
         request.order = self._num_requests
         keys = KeyChain(request.namespace, self.config.block_size)
         sequence = Sequence(self._new_seq_id(), request, 0, list(request.prompt_token_ids), keys)
-        sequence.num_draws = request.sampling.n if request.max_tokens else 0
+        if request.sampling.use_beam_search:
+            request.search = start_search(request)
+        sequence.num_draws = request.num_draws
         self._roster.add(request, sequence)
 
     def abort(self, request_id: str) -> bool:
@@ -327,10 +330,20 @@ class Scheduler:
                 code="context_length_exceeded",
             )
         num_tokens = num_prompt + max(max_tokens, 1) - 1  # the last token sampled is never computed
-        need = self.kv.num_blocks_for(num_tokens)
+        need, width = self.kv.num_blocks_for(num_tokens), 1
+        if request.sampling.use_beam_search:
+            width = request.sampling.num_samples
+            need += (width - 1) * self.kv.num_blocks_beside(num_prompt, num_tokens)
+        if width > self.config.max_rows:
+            raise BadRequest(
+                f"beam_width is {width}, this server runs {self.config.max_rows} sequences at once, and beams advance "
+                "together; lower it, or start with larger --max-num-seqs and --max-num-batched-tokens",
+                param="beam_width",
+            )
         if need > self.config.num_blocks:
             raise BadRequest(
-                f"prompt has {num_prompt} tokens and max_tokens is {max_tokens}, which takes {need} blocks of "
+                f"prompt has {num_prompt} tokens and max_tokens is {max_tokens}, "
+                f"which takes {need} blocks{f' with beam_width {width}' if width > 1 else ''} of "
                 f"{self.config.block_size} tokens; the KV cache has {self.config.num_blocks}; "
                 "shorten the prompt, lower max_tokens or start with more KV cache memory",
                 param="prompt",

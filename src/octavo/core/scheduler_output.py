@@ -3,11 +3,12 @@
 The plan carries deltas. The executor keeps one row a sequence (tokens, block tables, sampling parameters) from the
 plan that adds it to the plan that removes it, so a decode step costs what changed:
 
-    removed -> added -> block_updates -> copies -> run `seq_ids` -> append sampled tokens to the rows
+    removed -> added -> replaced_tokens -> block_updates -> copies -> run `seq_ids` -> append sampled tokens to the rows
 
 are applied in that order. A sequence removed and added in one plan (a resume) is a new row with its whole history.
-The executor itself appends the first sampled token to a row it ran; nobody sends it back. The samples of a prompt
-that forks reach the executor as added rows of the next plan, the parent's own as usual.
+The executor itself appends the first sampled token to a row it ran; nobody sends it back, except to a beam that goes on
+with another one. The samples of a prompt that forks, and beams that fork, reach the executor as added rows of the next
+plan, the parent's own as usual.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ class AddedRow:
     seed: int  # 64 bits unsigned: the request's, or drawn for it
     sample_index: int  # which sample of the request this row is: part of the random counter
     end_token_ids: tuple[int, ...]  # EOS and stop ids, masked while fewer than min_tokens were sampled
+    num_top: int | None  # best log-probabilities to report beside the one of each drawn token; None: not even that
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,7 @@ class SchedulerOutput:
     prompt_logprobs: Mapping[SeqId, int] = field(default_factory=dict)  # how many alternatives at each position run
     loads: tuple[tuple[BlockId, bytes], ...] = ()
     """(block, payload) from a tier: the engine writes them before the executor gets the plan."""
+    replaced_tokens: tuple[tuple[SeqId, int], ...] = ()  # what stands in place of the last token of a row kept
 
     @property
     def num_tokens(self) -> int:
@@ -76,7 +79,7 @@ class StepOutput:
     """
 
     token_ids: Sequence[int]
-    logprobs: Mapping[int, TokenLogprobs] = field(default_factory=dict)  # by place in token_ids, where asked for
+    logprobs: Mapping[int, TokenLogprobs] = field(default_factory=dict)  # by place in token_ids, where num_top is set
     prompt_logprobs: Mapping[SeqId, Sequence[TokenLogprobs]] = field(default_factory=dict)
     """For each position p run by the sequence with p + 1 inside the prompt: that of token p + 1."""
     failed: Mapping[SeqId, str] = field(default_factory=dict)

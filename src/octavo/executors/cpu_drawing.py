@@ -47,7 +47,7 @@ def draw_parameters(added: AddedRow) -> _native.DrawParameters:
         num_prompt_tokens=added.num_prompt_tokens,
         min_tokens=sampling.min_tokens,
         end_token_ids=list(added.end_token_ids),
-        num_top=-1 if sampling.logprobs is None else sampling.logprobs,
+        num_top=-1 if added.num_top is None else added.num_top,
     )
 
 
@@ -86,8 +86,8 @@ def sampled_logprobs(
     found = {}
     place = 0
     for item, (added, num_samples) in enumerate(drawn):
-        if added.sampling.logprobs is not None:
-            top = tuple(drawing.top(item, added.sampling.logprobs))
+        if added.num_top is not None:
+            top = tuple(drawing.top(item, added.num_top))
             for at in range(place, place + num_samples):
                 found[at] = TokenLogprobs(token_ids[at], values[at], top)
         place += num_samples

@@ -21,11 +21,13 @@ from octavo.outputs import TokenLogprobs
 
 NextToken = Callable[[tuple[int, ...], int, int], int]
 """(history, seed, sample index) -> any non-negative number; taken modulo the vocabulary. Greedy rows pass seed 0."""
+LogprobStep = Callable[[tuple[int, ...]], float]
+"""history -> how much less likely each next token is than the one before: the r-th best has -(r + 1) times this."""
 
 SLOT_BYTES = 12  # a token as int64 and a checksum as uint32
 _UNWRITTEN = -1
 _FORCING_BIAS = 100.0  # a logit_bias this large decides the token, as it does in a model
-_LOGPROB_STEP = 0.5  # the r-th best alternative has log-probability -(r + 1) * this
+_LOGPROB_STEP = 0.5
 
 
 @dataclass(slots=True)
@@ -54,6 +56,7 @@ class FakeExecutor:
         block_size: int,
         group_windows: tuple[int | None, ...] = (None,),
         next_token: NextToken | None = None,
+        logprob_step: LogprobStep = lambda _: _LOGPROB_STEP,
         fail_row: Callable[[AddedRow, tuple[int, ...]], str | None] | None = None,
         on_step: Callable[[SchedulerOutput], None] | None = None,
     ) -> None:
@@ -62,6 +65,7 @@ class FakeExecutor:
         self.block_size = block_size
         self.group_windows = group_windows
         self.next_token = next_token or hashed_token
+        self.logprob_step = logprob_step
         self.fail_row = fail_row
         self.on_step = on_step
         self.num_steps = 0
@@ -102,12 +106,15 @@ class FakeExecutor:
             if seq_id in plan.prompt_logprobs:
                 known = row.token_ids[first + 1 : min(first + count + 1, row.added.num_prompt_tokens)]
                 num_top = plan.prompt_logprobs[seq_id]
-                prompt_logprobs[seq_id] = [self._logprobs(token_id, num_top) for token_id in known]
-            wanted = row.added.sampling.logprobs
+                prompt_logprobs[seq_id] = [
+                    self._logprobs(tuple(row.token_ids[:place]), token_id, num_top)
+                    for place, token_id in enumerate(known, first + 1)
+                ]
+            wanted = row.added.num_top
             for draw in range(num_samples):
                 token_id = self._draw(row, history, draw)
                 if wanted is not None:
-                    logprobs[len(token_ids)] = self._logprobs(token_id, wanted)
+                    logprobs[len(token_ids)] = self._logprobs(history, token_id, wanted)
                 token_ids.append(token_id)
             if num_samples:
                 row.token_ids.append(token_ids[-num_samples])
@@ -141,6 +148,8 @@ class FakeExecutor:
         for added in plan.added:
             assert added.seq_id not in self._rows, f"row {added.seq_id} is added twice"
             self._rows[added.seq_id] = _Row(added, list(added.token_ids), [list(t) for t in added.block_tables])
+        for seq_id, token_id in plan.replaced_tokens:
+            self._rows[seq_id].token_ids[-1] = token_id
         for update in plan.block_updates:
             table = self._rows[update.seq_id].tables[update.group]
             assert update.first <= len(table), f"{update} leaves a hole"
@@ -213,11 +222,11 @@ class FakeExecutor:
                     token_id = (token_id + 1) % self.vocab_size
         return token_id
 
-    def _logprobs(self, token_id: int, num_top: int) -> TokenLogprobs:
+    def _logprobs(self, history: tuple[int, ...], token_id: int, num_top: int) -> TokenLogprobs:
         """The token and the ids after it, each less likely than the one before."""
-        count = min(num_top, self.vocab_size)
-        top = tuple(((token_id + r) % self.vocab_size, -(r + 1) * _LOGPROB_STEP) for r in range(count))
-        return TokenLogprobs(token_id, -_LOGPROB_STEP, top)
+        count, step = min(num_top, self.vocab_size), self.logprob_step(history)
+        top = tuple(((token_id + r) % self.vocab_size, -(r + 1) * step) for r in range(count))
+        return TokenLogprobs(token_id, -step, top)
 
 
 def hashed_token(history: tuple[int, ...], seed: int, index: int) -> int:

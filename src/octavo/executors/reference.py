@@ -220,8 +220,9 @@ class ReferenceExecutor:
                 for draw_index in range(num_samples):
                     drawer = self._drawer(seq_id, draw_index)
                     token_ids.append(sampling.draw(logits[last], drawer))
-                    if drawer.sampling.logprobs is not None:
-                        logprobs[len(token_ids) - 1] = _logprobs(logits[last], token_ids[-1], drawer.sampling.logprobs)
+                    wanted = self._rows.added[seq_id].num_top
+                    if wanted is not None:
+                        logprobs[len(token_ids) - 1] = _logprobs(logits[last], token_ids[-1], wanted)
             except sampling.UndrawableError as error:
                 failed[seq_id] = str(error)
                 prompt_logprobs.pop(seq_id, None)

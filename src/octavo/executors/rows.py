@@ -48,7 +48,7 @@ class Rows:
         self._free_rows = list(range(max_rows - 1, -1, -1))
 
     def apply(self, plan: SchedulerOutput) -> None:
-        """removed -> added -> block updates."""
+        """removed -> added -> replaced tokens -> block updates."""
         for seq_id in plan.removed:
             self._free_rows.append(self.row_of.pop(seq_id))
             del self.added[seq_id]
@@ -60,6 +60,9 @@ class Rows:
             self.token_ids[row, : len(added.token_ids)] = added.token_ids
             for table, block_ids in zip(self.block_tables, added.block_tables, strict=True):
                 table[row, : len(block_ids)] = block_ids
+        for seq_id, token_id in plan.replaced_tokens:
+            row = self.row_of[seq_id]
+            self.token_ids[row, self.num_tokens[row] - 1] = token_id
         for update in plan.block_updates:
             row = self.row_of[update.seq_id]
             self.block_tables[update.group][row, update.first : update.first + len(update.block_ids)] = update.block_ids

@@ -29,6 +29,17 @@ MUST_BE_DECIDED = {
     "LowestPriority chose": 200,
     "LeastRecompute chose": 200,
 }
+BEAM_STEPS = 20_000
+MUST_BE_SEEN_OF_BEAMS = {
+    "searches": 500,
+    "forks": 2_000,
+    "copies": 1_000,
+    "replaced tokens": 3_000,
+    "preemptions": 10,
+    "resumed": 10,
+    "waits for a sibling": 10,
+    "aborts": 10,
+}
 PROMPTS = st.lists(st.sampled_from(LETTERS), min_size=1, max_size=24).map(tuple)
 
 
@@ -87,6 +98,24 @@ class SchedulerMachine(RuleBasedStateMachine):
         sampling = SamplingParams(n=n, max_tokens=max_tokens, min_tokens=minimum, stop_token_ids=(STOP_ID,))
         self.harness.add(prompt, sampling, salt=salt, seed=seed, client_id=client_id, priority=priority)
 
+    @rule(
+        prompt=PROMPTS,
+        width=st.integers(1, 4),
+        max_tokens=st.integers(1, 12),
+        length_penalty=st.sampled_from((0.0, 1.0)),
+        early_stopping=st.sampled_from((False, True, "never")),
+    )
+    def search(self, prompt, width, max_tokens, length_penalty, early_stopping) -> None:
+        sampling = SamplingParams(
+            n=width,
+            use_beam_search=True,
+            max_tokens=max_tokens,
+            length_penalty=length_penalty,
+            early_stopping=early_stopping,
+            stop_token_ids=(STOP_ID,),
+        )
+        self.harness.add(prompt, sampling)
+
     @rule(prompt=PROMPTS, max_tokens=st.integers(0, 2))
     def score(self, prompt, max_tokens) -> None:
         sampling = SamplingParams(max_tokens=max_tokens, prompt_logprobs=0, stop_token_ids=(STOP_ID,))
@@ -144,6 +173,18 @@ def test_a_hundred_thousand_steps_keep_every_invariant_and_see_everything_that_m
         assert seen[what] >= MUST_BE_SEEN, f"only {seen[what]} {what} in {steps} steps of {seed} seeds: {seen}"
     for what, least in MUST_BE_DECIDED.items():
         assert seen[what] >= least, f"only {seen[what]} times {what} in {steps} steps: {seen}"
+
+
+def test_beams_read_their_own_history_and_find_the_same_answers_whatever_happens() -> None:
+    """Searches in most requests, in pools too small for all, with everything else going on."""
+    steps, seed, seen = 0, 0, Counter[str]()
+    while steps < BEAM_STEPS:
+        harness = drive(seed, OPERATIONS_A_SEED, beam_share=0.6)
+        steps += harness.num_steps
+        seen += harness.seen()
+        seed += 1
+    for what, least in MUST_BE_SEEN_OF_BEAMS.items():
+        assert seen[f"beam {what}"] >= least, f"only {seen[f'beam {what}']} {what} in {steps} steps: {seen}"
 
 
 @pytest.mark.long

@@ -12,7 +12,7 @@ from support.core_runner import VOCAB_SIZE, Runner, config, request
 def row(tokens: tuple[int, ...], blocks: tuple[int, ...], seq_id: int = 1, **sampling: object) -> AddedRow:
     params = SamplingParams(**{"max_tokens": 8, **sampling})  # type: ignore[arg-type]
     table = tuple(BlockId(block) for block in blocks)
-    return AddedRow(SeqId(seq_id), tokens, len(tokens), (table,), params, 11, 0, (5,))
+    return AddedRow(SeqId(seq_id), tokens, len(tokens), (table,), params, 11, 0, (5,), params.logprobs)
 
 
 def plan(

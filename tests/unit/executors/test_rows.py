@@ -25,6 +25,7 @@ def added(seq_id: int, tokens: list[int], *tables: list[int], num_prompt_tokens:
         0,
         0,
         (),
+        None,
     )
 
 
