@@ -48,7 +48,8 @@ class DiskTier:
         self._closing = False
         self._orders: SimpleQueue[_Order] = SimpleQueue()
         self._carried: bytes | None = None  # a key that did not fit the writer's last batch
-        self._touched: deque[bytes] = deque()
+        self._touched: deque[bytes] = deque()  # by `put`, in the pool's order of eviction: tails of prefixes first
+        self._read: deque[bytes] = deque()  # in the order of the reads: heads of prefixes first
         self._damaged: deque[bytes] = deque()
         self._wanted: SimpleQueue[bytes | None] = SimpleQueue()
         self._finished: deque[tuple[bytes, bytes | None]] = deque()
@@ -200,6 +201,7 @@ class DiskTier:
         """Stores these and does what has gathered; counts what was lost. Never raises."""
         if self._off:
             self._num_lost += len(keys)
+            self._store.close()  # so that another server may put the folder right
             return
         try:
             self._write_or_raise(keys)
@@ -212,7 +214,9 @@ class DiskTier:
             self._turn_off(f"writing failed: {describe(error)}")
 
     def _write_or_raise(self, keys: Sequence[bytes]) -> None:
-        touched, damaged = dict.fromkeys(_drained(self._touched)), dict.fromkeys(_drained(self._damaged))
+        # A prefix's head must stay younger than its tail, which is worth nothing without it.
+        touched = dict.fromkeys([*_drained(self._touched), *reversed(_drained(self._read))])
+        damaged = dict.fromkeys(_drained(self._damaged))
         if keys or touched or damaged:
             done = self._store.store([(key, self._staged[key]) for key in keys], touched, damaged)
             self._known.update(keys)
@@ -260,7 +264,7 @@ class DiskTier:
             self._missed(key)
             self._turn_off(f"reading failed: {describe(error)}")
         else:
-            self._touched.append(key)
+            self._read.append(key)
             self._num_loaded += 1
             self._loaded_bytes += len(payload)
             self._load_seconds += time.perf_counter() - begin

@@ -53,7 +53,9 @@ class Totals(NamedTuple):
 class DiskIndex:
     def __init__(self, path: str) -> None:
         """Opens or makes the file (0600). Raises DamagedIndex; OSError or sqlite3.Error where there is no way in."""
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        self._path, self._inode = path, os.fstat(descriptor).st_ino
+        os.close(descriptor)
         self.clock = 0
         self._connection = sqlite3.connect(
             path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False, cached_statements=32
@@ -92,9 +94,14 @@ class DiskIndex:
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """Holds the lock of all processes, so that no reader makes the end fail; rolled back when the body raises."""
+        """Holds the lock of all processes, so that no reader makes the end fail; rolled back when the body raises.
+
+        Raises sqlite3.DatabaseError where another process has set this file aside: there is another index now.
+        """
         self._connection.execute("BEGIN EXCLUSIVE")
         try:
+            if not self._is_in_place():
+                raise sqlite3.DatabaseError("another server has set it aside")
             (self.clock,) = self._connection.execute("SELECT clock FROM totals").fetchone()
             yield
             self._connection.execute("UPDATE totals SET clock = ?", (self.clock,))
@@ -103,6 +110,12 @@ class DiskIndex:
             if self._connection.in_transaction:
                 self._connection.execute("ROLLBACK")
             raise
+
+    def _is_in_place(self) -> bool:
+        try:
+            return os.stat(self._path).st_ino == self._inode
+        except FileNotFoundError:
+            return False
 
     def insert(self, key: bytes, length: int, charge: int) -> None:
         """A new block, the youngest. In a transaction, like all that follow up to `recount`."""

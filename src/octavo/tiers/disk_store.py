@@ -10,7 +10,8 @@ Refuses to grow beyond `max_bytes`: counted are whole disk blocks, a share of in
 reservation of every process for its unfinished files. Invariants: a file under blocks/ was complete when it got its
 name; file and row come and go in one transaction, rows that lost their file (a process was killed in between) and files
 that lost their row are put right at the next opening; an evicted file that is being read stays readable to its end.
-A damaged index is set aside and made again from the files. Nothing is synced, every payload is verified on read.
+A damaged index is set aside and made again from the files; a process that still has it open may not store any more,
+and is told so. Nothing is synced, every payload is verified on read.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from octavo.tiers.file_lock import FileLock, LockTimeout
 
 FOLDER: Final = "octavo-kv-1"
 OPEN_SECONDS: Final = 30.0  # another process that opens the same folder may take that long
+CLOSE_SECONDS: Final = 2.0  # what a process that leaves waits for it
 _DISK_BLOCK_BYTES: Final = 4096
 _CHARGE_A_BLOCK_BYTES: Final = 512  # its row in the index (about 150) and its name in a folder (about 100)
 _CHARGE_A_TIER_BYTES: Final = 128 << 10  # the folders and the index while there is no block
@@ -197,12 +199,12 @@ class DiskStore:
             return
         self._closed = True
         try:
-            with self._index.transaction():
+            with FileLock(os.path.join(self._root, "lock"), timeout_seconds=CLOSE_SECONDS), self._index.transaction():
                 self._index.unreserve(self._name)
-        except sqlite3.Error as error:  # the next process that opens the folder does it
-            logger.debug("the disk tier was left without its index: %s", error)
+                shutil.rmtree(self._new, ignore_errors=True)
+        except (OSError, sqlite3.Error, LockTimeout) as error:  # the next process that opens the folder does it
+            logger.debug("the disk tier was left in disorder: %s", error)
         self._index.close()
-        shutil.rmtree(self._new, ignore_errors=True)
         self._claim.release()
 
     # Opening, under the lock "lock".
@@ -216,10 +218,10 @@ class DiskStore:
 
     def _open(self) -> None:
         running = self._running_writers()
-        self._index = self._open_index(bool(running))
+        self._index = self._open_index()
         try:
             _make_private(self._new)
-            self._claim = FileLock(self._new, timeout_seconds=0)
+            self._claim = FileLock(self._new, timeout_seconds=0, is_folder=True)
             self._claim.acquire()
             with self._index.transaction():
                 for name in self._index.writers():
@@ -242,23 +244,19 @@ class DiskStore:
         for name in os.listdir(folder):
             path = os.path.join(folder, name)
             try:
-                with FileLock(path, timeout_seconds=0):
+                with FileLock(path, timeout_seconds=0, is_folder=True):
                     shutil.rmtree(path)
             except LockTimeout:
                 running.add(name)
+            except (FileNotFoundError, NotADirectoryError):
+                _unlink_all([path])  # gone meanwhile, or no process's
         return running
 
-    def _open_index(self, shared: bool) -> DiskIndex:
+    def _open_index(self) -> DiskIndex:
         path = os.path.join(self._root, "index.sqlite")
         try:
             return DiskIndex(path)
         except DamagedIndex as error:
-            if shared:
-                raise ConfigError(
-                    f"kv_tier: the index {path} is damaged ({error}) and another server has it open; "
-                    "stop that one, then start again",
-                    param="kv_tier",
-                ) from error
             logger.warning("the index %s is damaged (%s); it is set aside and made again from the blocks", path, error)
             for suffix in ("", "-journal"):
                 if os.path.exists(path + suffix):

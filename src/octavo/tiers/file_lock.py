@@ -16,17 +16,17 @@ class LockTimeout(Exception):
 
 
 class FileLock:
-    """Exclusive. The file is made (0600) where there is none; a folder must exist. Not for threads of one process."""
+    """Exclusive. The file is made (0600) where there is none; a folder must exist."""
 
-    def __init__(self, path: str, *, timeout_seconds: float) -> None:
+    def __init__(self, path: str, *, timeout_seconds: float, is_folder: bool = False) -> None:
+        self._flags = os.O_RDONLY | os.O_DIRECTORY if is_folder else os.O_RDWR | os.O_CREAT
         self._path = path
         self._timeout_seconds = timeout_seconds
         self._descriptor = -1
 
     def acquire(self) -> None:
         """Raises LockTimeout, or OSError where the path cannot be opened."""
-        flags = os.O_RDONLY if os.path.isdir(self._path) else os.O_RDWR | os.O_CREAT
-        descriptor = os.open(self._path, flags, 0o600)
+        descriptor = os.open(self._path, self._flags, 0o600)
         deadline = time.monotonic() + self._timeout_seconds
         while True:
             try:

@@ -63,7 +63,6 @@ class RamTier:
         if payload is None:
             self._num_failed += 1
         else:
-            self._held.move_to_end(key)
             self._num_loaded += 1
             self._loaded_bytes += len(payload)
         self._finished.append((key, payload))
@@ -71,6 +70,9 @@ class RamTier:
     def finished(self) -> Sequence[tuple[bytes, bytes | None]]:
         ended = list(self._finished)
         self._finished.clear()
+        for key, _ in reversed(ended):  # heads of prefixes are asked for first, and must stay younger than their tails
+            if key in self._held:
+                self._held.move_to_end(key)
         return ended
 
     @property

@@ -148,6 +148,19 @@ def test_a_get_and_a_put_of_a_held_block_make_it_the_youngest(make: Make) -> Non
     assert tier.stats().num_blocks == count
 
 
+def test_of_a_prefix_that_was_read_the_tail_goes_first(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disk, "_NEWS_SECONDS", SECONDS * 10)  # the writer sees all reads at once, with the next put
+    size = 10 * charge(5000) + (128 << 10) + 2**17
+    tier = make(size)
+    count = (size - reservation(size) - (128 << 10)) // charge(5000)
+    put(tier, *range(count))
+    assert tier.flush(SECONDS)
+    assert None not in fetch(tier, *range(count))
+    put(tier, count)
+    assert tier.flush(SECONDS)
+    assert held(tier, count + 1) == [*range(count - 1), count]
+
+
 def test_a_damaged_block_is_a_miss_and_can_be_stored_again(make: Make, caplog: pytest.LogCaptureFixture) -> None:
     tier = make()
     put(tier, 0, 1, 2)
@@ -325,6 +338,21 @@ def test_a_broken_index_turns_it_off(make: Make, tmp_path: Path, caplog: pytest.
     put(tier, *range(20, 30))
     assert not tier.flush(SECONDS)
     turned_off(tier, caplog, "its index fails")
+
+
+def test_an_index_set_aside_by_another_server_turns_it_off_and_leaves_the_folder(
+    make: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tier = make()
+    put(tier, 0)
+    assert tier.flush(SECONDS)
+    index = tmp_path / FOLDER / "index.sqlite"
+    index.rename(index.with_suffix(".damaged"))
+    put(tier, 1)
+    assert not tier.flush(SECONDS)
+    turned_off(tier, caplog, "another server has set it aside")
+    other = make()
+    assert held(other, 2) == [0]
 
 
 def test_a_lock_held_too_long_loses_a_batch_and_no_more(

@@ -397,12 +397,31 @@ def test_a_lost_index_is_made_again_without_a_word(
     assert not caplog.records
 
 
-def test_a_damaged_index_that_another_process_has_open_is_refused(tmp_path: Path, stores: list[DiskStore]) -> None:
+def test_a_process_whose_index_was_set_aside_may_not_store_any_more(tmp_path: Path, stores: list[DiskStore]) -> None:
+    one = DiskStore(str(tmp_path), SIZE)
+    stores.append(one)
+    put(one, 0, 1)
+    damage(tmp_path / FOLDER / "index.sqlite", "version")
+    two = DiskStore(str(tmp_path), SIZE)
+    stores.append(two)
+    assert numbers(two) == [0, 1]
+    with pytest.raises(sqlite3.DatabaseError, match="another server has set it aside"):
+        put(one, 2)
+    assert one.read(key_of(0), LIMIT) == payload_of(0)
+    assert put(two, 2) == [key_of(2)]
+    one.close()
+    assert files_below(tmp_path) == set(two.keys())
+
+
+def test_a_process_that_leaves_while_another_opens_is_no_error(
+    tmp_path: Path, stores: list[DiskStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    DiskStore(str(tmp_path), SIZE).close()
+    (tmp_path / FOLDER / "new" / "a-file").write_text("x")
+    real = os.listdir
+    monkeypatch.setattr(os, "listdir", lambda path: [*real(path), "gone"] if str(path).endswith("new") else real(path))
     stores.append(DiskStore(str(tmp_path), SIZE))
-    damage(tmp_path / FOLDER / "index.sqlite", "garbage")
-    with pytest.raises(ConfigError, match="stop that one") as caught:
-        DiskStore(str(tmp_path), SIZE)
-    assert caught.value.param == "kv_tier"
+    assert real(tmp_path / FOLDER / "new") == [stores[0]._name]
 
 
 def test_a_process_that_opens_waits_for_another_only_so_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

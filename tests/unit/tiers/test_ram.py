@@ -44,6 +44,15 @@ def test_the_least_recently_used_goes_first_and_is_spilled() -> None:
     assert (tier.stats().num_evicted, tier.stats().num_stored) == (2, 5)
 
 
+def test_of_a_prefix_that_was_read_the_tail_goes_first() -> None:
+    tier = RamTier(3 * ram_charge(5000))
+    for n in (0, 1, 2):
+        tier.put(key_of(n), payload_of(n))
+    fetch(tier, 0, 1, 2)
+    tier.put(key_of(3), payload_of(3))
+    assert held(tier, 4) == [0, 1, 3]
+
+
 def test_a_block_larger_than_the_tier_is_dropped_and_evicts_nothing() -> None:
     tier = RamTier(ram_charge(5000))
     assert tier.put(key_of(0), payload_of(0))
