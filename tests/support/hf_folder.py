@@ -86,3 +86,15 @@ def llama_tensors(config: dict[str, Any], seed: int = 0) -> dict[str, npt.NDArra
     rng = np.random.default_rng(seed)
     names, program = family.hf_names(own), family.trace(own)
     return {names[p].name: rng.standard_normal(shape).astype(np.float32) for p, shape in program.parameters.items()}
+
+
+def served_golden(name: str, folder: Path) -> Path:
+    """A committed tiny model with the tiny vocabulary beside it, so that an engine can serve it."""
+    from support.goldens import GOLDENS
+
+    folder.mkdir(parents=True, exist_ok=True)
+    for file in ("config.json", "model.safetensors"):
+        (folder / file).write_bytes((GOLDENS / name / file).read_bytes())
+    (folder / "tokenizer.json").write_text(json.dumps(byte_level_tokenizer_json()))
+    (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer_config()))
+    return folder
