@@ -6,6 +6,17 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 FinishReason = Literal["stop", "length", "abort", "error"]
+CacheReason = Literal[
+    "whole prompt",  # everything that can be cached was
+    "prompts differ",  # as far as the nearest of the last prompts of this tenant goes; `differs_at` is the first token
+    "prompt is new",  # none of the last prompts of this tenant begins with its next block
+    "below one block",  # too short for a full block
+    "evicted",  # it was cached once
+    "other salt",  # this tenant has sent it, with another cache_salt
+    "not kept",  # this tenant has sent it before, but it was never computed so far, or evicted long ago
+    "prompt logprobs",  # asked for, so the whole prompt was run
+    "caching off",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +26,33 @@ class TokenLogprobs:
     token_id: int
     logprob: float  # natural logarithm, finite; the same float as in `top` where the token is in it
     top: tuple[tuple[int, float], ...] = ()  # (token id, logprob), best first, ties by lower id
+
+
+@dataclass(frozen=True, slots=True)
+class CacheReport:
+    """Why a prompt hit the prefix cache as far as it did, and no further."""
+
+    reason: CacheReason
+    num_prompt_tokens: int
+    num_hit_tokens: int
+    num_hit_tokens_by_source: dict[str, int] = field(default_factory=dict)  # "memory", "origin" or a tier's name
+    differs_at: int | None = None  # position of the first token in which the nearest earlier prompt differs
+    evicted_seconds_ago: float | None = None
+
+    def to_text(self) -> str:
+        """One line for people."""
+        end = {
+            "whole prompt": "all of its full blocks were cached",
+            "prompts differ": f"the nearest earlier prompt differs from token {self.differs_at} on",
+            "prompt is new": "no recent prompt goes on like it",
+            "below one block": "shorter than one block, which is the least that is cached",
+            "evicted": f"what follows was evicted {self.evicted_seconds_ago or 0.0:.1f} s before",
+            "other salt": "the same prompt came with another cache_salt",
+            "not kept": "an equal prompt came before, but was not kept so far",
+            "prompt logprobs": "log-probabilities of the prompt need it run whole",
+            "caching off": "prefix caching is off",
+        }[self.reason]
+        return f"{self.num_hit_tokens} of {self.num_prompt_tokens} prompt tokens found; {end}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +69,7 @@ class RequestTimings:
     max_num_generation_tokens: int  # of the longest sample
     num_samples: int  # n
     max_tokens: int  # as clamped to the room
+    cache: CacheReport | None = None  # None: it never ran
 
 
 @dataclass(frozen=True, slots=True)

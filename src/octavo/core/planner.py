@@ -18,13 +18,14 @@ from dataclasses import dataclass, field
 from octavo.core.block import SeqId
 from octavo.core.displacement import Displacement
 from octavo.core.kv_cache_manager import Hit, KVCacheManager
-from octavo.core.prefix_history import CacheReport, PrefixHistory, Reason
+from octavo.core.prefix_history import PrefixHistory
 from octavo.core.request import Request, Sequence, Status
 from octavo.core.roster import Roster
 from octavo.core.scheduler_config import SchedulerConfig
 from octavo.core.scheduler_output import AddedRow, SchedulerOutput
 from octavo.core.step_budget import Newcomer, StepBudget
 from octavo.core.swapper import Swapper
+from octavo.outputs import CacheReason, CacheReport
 
 
 @dataclass(slots=True)
@@ -359,7 +360,7 @@ class Planner:
             self.prefix_queries_tokens += num_tokens
             self.prefix_hits_tokens += request.num_cached_tokens
             self.prefix_hits_by_source.update(sources)
-        reason: Reason = "caching off" if not self._config.enable_prefix_caching else "prompt logprobs"
+        reason: CacheReason = "caching off" if not self._config.enable_prefix_caching else "prompt logprobs"
         differs_at = seconds = None
         if self._config.enable_prefix_caching and sequence.prompt_logprobs is None:
             reason, differs_at, seconds = self._history.explain(

@@ -10,53 +10,16 @@ from __future__ import annotations
 from array import array
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass
 
 from octavo.core.prefix_key import KeyChain
-
-Reason = Literal[
-    "whole prompt",  # everything that can be cached was
-    "prompts differ",  # as far as the nearest of the last prompts of this tenant goes; `differs_at` is the first token
-    "prompt is new",  # none of the last prompts of this tenant begins with its next block
-    "below one block",  # too short for a full block
-    "evicted",  # it was cached once
-    "other salt",  # this tenant has sent it, with another cache_salt
-    "not kept",  # this tenant has sent it before, but it was never computed so far, or evicted long ago
-    "prompt logprobs",  # asked for, so the whole prompt was run
-    "caching off",
-]
+from octavo.outputs import CacheReason
 
 MAX_TENANTS = 64
 MAX_PROMPTS = 16  # of one tenant
 MAX_PROMPT_TOKENS = 4096  # of each are remembered
 MAX_EVICTED = 2**16
 _TOKEN_BYTES = 4
-
-
-@dataclass(frozen=True, slots=True)
-class CacheReport:
-    reason: Reason
-    num_prompt_tokens: int
-    num_hit_tokens: int
-    num_hit_tokens_by_source: dict[str, int] = field(default_factory=dict)  # "memory", "origin" or a tier's name
-    differs_at: int | None = None  # position of the first token in which the nearest earlier prompt differs
-    evicted_seconds_ago: float | None = None
-
-    def to_text(self) -> str:
-        """One line for people."""
-        end = {
-            "whole prompt": "all of its full blocks were cached",
-            "prompts differ": f"the nearest earlier prompt differs from token {self.differs_at} on",
-            "prompt is new": "no recent prompt goes on like it",
-            "below one block": "shorter than one block, which is the least that is cached",
-            "evicted": f"what follows was evicted {self.evicted_seconds_ago or 0.0:.1f} s before",
-            "other salt": "the same prompt came with another cache_salt",
-            "not kept": "an equal prompt came before, but was not kept so far",
-            "prompt logprobs": "log-probabilities of the prompt need it run whole",
-            "caching off": "prefix caching is off",
-        }[self.reason]
-        return f"{self.num_hit_tokens} of {self.num_prompt_tokens} prompt tokens found; {end}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +43,7 @@ class PrefixHistory:
 
     def explain(
         self, *, tenant: bytes, salt: bytes, token_ids: Sequence[int], keys: KeyChain, num_hits: int, now: float
-    ) -> tuple[Reason, int | None, float | None]:
+    ) -> tuple[CacheReason, int | None, float | None]:
         """(reason, first differing token, seconds since the eviction) of a prompt that found `num_hits` tokens.
 
         `salt`: the whole namespace, which tells prompts of one tenant apart. Remembers the prompt.
@@ -93,7 +56,7 @@ class PrefixHistory:
 
     def _explain(
         self, prompt: _Prompt, tenant: bytes, num_tokens: int, keys: KeyChain, num_hits: int, now: float
-    ) -> tuple[Reason, int | None, float | None]:
+    ) -> tuple[CacheReason, int | None, float | None]:
         block = num_hits // self._block_size
         if num_tokens < self._block_size:
             return "below one block", None, None

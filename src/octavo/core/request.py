@@ -15,10 +15,9 @@ from enum import Enum
 from octavo.core.beam_search import BeamSearch
 from octavo.core.block import SeqId
 from octavo.core.block_table import BlockTables
-from octavo.core.prefix_history import CacheReport
 from octavo.core.prefix_key import KeyChain
 from octavo.core.swap_costs import SwapDecision
-from octavo.outputs import FinishReason, TokenLogprobs
+from octavo.outputs import CacheReport, FinishReason, TokenLogprobs
 from octavo.sampling_params import SamplingParams
 
 

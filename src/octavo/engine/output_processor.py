@@ -205,6 +205,7 @@ class OutputProcessor:
             max_num_generation_tokens=max(each.num_tokens for each in state.samples),
             num_samples=request.sampling.n,
             max_tokens=request.sampling.max_tokens or 0,
+            cache=request.cache_report,
         )
 
 

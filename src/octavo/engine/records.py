@@ -15,12 +15,11 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Literal
 
 from octavo.core.block import SeqId
-from octavo.core.prefix_history import CacheReport
 from octavo.core.request import Request, Status
 from octavo.core.swap_costs import SwapDecision
 from octavo.engine.engine_request import ForkPoint, call_of
 from octavo.errors import BadRequest, NotFound
-from octavo.outputs import FinishReason
+from octavo.outputs import CacheReport, FinishReason
 
 if TYPE_CHECKING:
     from octavo.engine.engine_request import EngineRequest

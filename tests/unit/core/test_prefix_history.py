@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import pytest
 
 from octavo.core import prefix_history
-from octavo.core.prefix_history import MAX_EVICTED, MAX_PROMPT_TOKENS, MAX_PROMPTS, MAX_TENANTS, PrefixHistory, Reason
+from octavo.core.prefix_history import MAX_EVICTED, MAX_PROMPT_TOKENS, MAX_PROMPTS, MAX_TENANTS, PrefixHistory
 from octavo.core.prefix_key import KeyChain
+from octavo.outputs import CacheReason, CacheReport
 
 BLOCK_SIZE = 4
 
@@ -27,7 +28,7 @@ class Asker:
 
     def explain(
         self, tokens: Sequence[int], num_hits: int = 0, *, tenant: bytes = b"t", salt: bytes = b"s", now: float = 0.0
-    ) -> tuple[Reason, int | None, float | None]:
+    ) -> tuple[CacheReason, int | None, float | None]:
         keys = self.keys(tokens, salt)
         return self.history.explain(tenant=tenant, salt=salt, token_ids=tokens, keys=keys, num_hits=num_hits, now=now)
 
@@ -134,8 +135,8 @@ def test_the_same_prompt_again_takes_no_second_place() -> None:
 
 
 def test_every_reason_has_a_sentence() -> None:
-    for reason in Reason.__args__:  # type: ignore[attr-defined]
-        report = prefix_history.CacheReport(reason, 12, 4, differs_at=5, evicted_seconds_ago=1.5)
+    for reason in CacheReason.__args__:  # type: ignore[attr-defined]
+        report = CacheReport(reason, 12, 4, differs_at=5, evicted_seconds_ago=1.5)
         assert report.to_text().startswith("4 of 12 prompt tokens found; ")
-    assert "1.5 s" in prefix_history.CacheReport("evicted", 12, 4, evicted_seconds_ago=1.5).to_text()
-    assert "token 5" in prefix_history.CacheReport("prompts differ", 12, 4, differs_at=5).to_text()
+    assert "1.5 s" in CacheReport("evicted", 12, 4, evicted_seconds_ago=1.5).to_text()
+    assert "token 5" in CacheReport("prompts differ", 12, 4, differs_at=5).to_text()

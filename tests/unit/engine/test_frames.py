@@ -13,14 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo.config import EngineConfig
-from octavo.core.prefix_history import CacheReport
 from octavo.core.swap_costs import SwapDecision
 from octavo.engine import frames
 from octavo.engine.engine_request import EngineRequest, ForkPoint
 from octavo.engine.info import EngineStats
 from octavo.engine.records import DebugRecord, DebugSample
 from octavo.errors import BadRequest, ConfigError, InternalError, NotFound, OctavoError, QueueFull, TooLarge
-from octavo.outputs import RequestTimings, SequenceDelta, TokenLogprobs
+from octavo.outputs import CacheReport, RequestTimings, SequenceDelta, TokenLogprobs
 from octavo.sampling_params import SamplingParams
 
 REQUEST = EngineRequest(
@@ -40,7 +39,7 @@ DELTA = SequenceDelta(
     finish_reason="stop",
     stop_reason="끝",
     prompt_logprobs=(None, TokenLogprobs(3, -1.0)),
-    timings=RequestTimings(0.5, 1.0, None, 2.0, 3, 0, 2, 1, 2, 16),
+    timings=RequestTimings(0.5, 1.0, None, 2.0, 3, 0, 2, 1, 2, 16, CacheReport("prompts differ", 9, 4, {"disk": 4}, 5)),
 )
 
 
