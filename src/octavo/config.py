@@ -27,6 +27,10 @@ Dtype = Literal["auto", "float32", "bfloat16"]
 KVDtype = Literal["auto", "bfloat16", "float32"]
 ExecutorName = Literal["auto", "cpu", "reference", "fake"]
 KVTierPolicy = Literal["auto", "swap", "recompute"]
+SchedulingPolicy = Literal["fcfs", "priority", "fair"]
+PreemptionPolicyName = Literal["newest", "lowest-priority", "least-recompute"]
+MAX_TARGET_ITL_MS = 1e6
+MAX_CLIENT_WEIGHT = 1e6
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +57,18 @@ class EngineConfig:
     num_threads: int | None = None  # None: physical cores in the affinity mask, capped by the cgroup's quota
     isa: str | None = None  # forced instruction set (OCTAVO_ISA); None: best
     max_queue: int = 512  # requests waiting before 429
+    max_queue_tokens: int | None = None  # of their prompts before 429; one request may always wait; None: any number
+    scheduling_policy: SchedulingPolicy = "fcfs"  # who goes first
+    client_weights: tuple[str, ...] = ()  # "NAME=WEIGHT" for the fair policy; a client not named has 1
+    preemption_policy: PreemptionPolicyName = "newest"  # who gives way when blocks are short
+    target_itl_ms: float | None = None  # how long a step with decoding rows should take at most
 
     def __post_init__(self) -> None:
         _count("block_size", self.block_size, MAX_BLOCK_SIZE)
         _count("max_num_seqs", self.max_num_seqs, MAX_NUM_SEQS)
         _count("max_num_batched_tokens", self.max_num_batched_tokens, MAX_NUM_BATCHED_TOKENS)
         _count("max_queue", self.max_queue)
-        for name in ("max_model_len", "num_gpu_blocks_override", "kv_cache_memory_bytes"):
+        for name in ("max_model_len", "num_gpu_blocks_override", "kv_cache_memory_bytes", "max_queue_tokens"):
             if getattr(self, name) is not None:
                 _count(name, getattr(self, name))
         if self.num_threads is not None:
@@ -91,10 +100,27 @@ class EngineConfig:
             ("dtype", ("auto", "float32", "bfloat16")),
             ("kv_cache_dtype", ("auto", "bfloat16", "float32")),
             ("kv_tier_policy", ("auto", "swap", "recompute")),
+            ("scheduling_policy", ("fcfs", "priority", "fair")),
+            ("preemption_policy", ("newest", "lowest-priority", "least-recompute")),
         ):
             if getattr(self, name) not in allowed:
                 raise ConfigError(f"{name} is {getattr(self, name)!r}; it may be {', '.join(allowed)}", param=name)
         self._check_tiers()
+        self._check_scheduling()
+
+    def _check_scheduling(self) -> None:
+        target = self.target_itl_ms
+        if target is not None and not (_is_real(target) and 0.0 < target <= MAX_TARGET_ITL_MS):
+            raise ConfigError(
+                f"target_itl_ms is {target!r}; it must be above 0, up to {MAX_TARGET_ITL_MS:.0f} milliseconds",
+                param="target_itl_ms",
+            )
+        if parse_client_weights(self.client_weights) and self.scheduling_policy != "fair":
+            raise ConfigError(
+                f"client_weight is for the scheduling policy fair, and it is {self.scheduling_policy}; "
+                "start with --scheduling-policy fair or leave the weights out",
+                param="client_weight",
+            )
 
     def _check_tiers(self) -> None:
         if not isinstance(self.kv_tiers, tuple) or not all(isinstance(text, str) for text in self.kv_tiers):
@@ -115,9 +141,33 @@ class EngineConfig:
                 near = get_close_matches(name, known, n=1)
                 hint = f"; did you mean {near[0]}?" if near else ""
                 raise ConfigError(f"there is no option {name!r}{hint}", param=name)
-        if isinstance(tiers := options.get("kv_tiers"), list):
-            options = {**options, "kv_tiers": tuple(tiers)}
+        for name in ("kv_tiers", "client_weights"):
+            if isinstance(listed := options.get(name), list):
+                options = {**options, name: tuple(listed)}
         return cls(**options)
+
+
+def parse_client_weights(texts: tuple[str, ...]) -> dict[str, float]:
+    """Weights by client, from "NAME=WEIGHT" each; a name may hold "=". Raises ConfigError."""
+    if not isinstance(texts, tuple) or not all(isinstance(text, str) for text in texts):
+        raise ConfigError(f"client_weights is {texts!r}; it must be a tuple of texts", param="client_weight")
+    weights: dict[str, float] = {}
+    for text in texts:
+        name, _, number = text.rpartition("=")
+        try:
+            weight = float(number)
+        except ValueError:
+            weight = 0.0
+        if not name or not 0.0 < weight <= MAX_CLIENT_WEIGHT:
+            raise ConfigError(
+                f"client_weight is {text!r}; write NAME=WEIGHT with a weight above 0, up to {MAX_CLIENT_WEIGHT:.0f}, "
+                "such as batch=0.5",
+                param="client_weight",
+            )
+        if name in weights:
+            raise ConfigError(f"client_weight names {name!r} twice; keep one", param="client_weight")
+        weights[name] = weight
+    return weights
 
 
 def octavo_home(environ: Mapping[str, str] = os.environ) -> Path:

@@ -18,6 +18,10 @@ A message says what was asked, what the limit is, and what to change.
 
 from __future__ import annotations
 
+import math
+
+MAX_RETRY_AFTER_SECONDS = 60
+
 
 class OctavoError(Exception):
     """Root of the tree. `status` is the HTTP status a server answers with."""
@@ -84,6 +88,11 @@ class EngineDead(OctavoError):
 
 class InternalError(OctavoError):
     pass
+
+
+def retry_after_seconds(seconds: float) -> int:
+    """What to tell a client that must come back: an estimate as whole seconds, 1 to a minute."""
+    return min(max(math.ceil(seconds), 1), MAX_RETRY_AFTER_SECONDS)
 
 
 def short_number(value: float) -> str:

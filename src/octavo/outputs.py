@@ -88,6 +88,7 @@ class SequenceDelta:
     num_cached_tokens: int = 0
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None  # once, with the first delta; first entry None
     timings: RequestTimings | None = None  # once a request: on the delta that ends its last sample
+    error_code: str | None = None  # beside `error`, where a program should know the kind: "queue_timeout", "timeout"
 
 
 @dataclass(slots=True)

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from octavo.config import EngineConfig, environment_api_key, forced_isa, octavo_home
+from octavo.config import EngineConfig, environment_api_key, forced_isa, octavo_home, parse_client_weights
 from octavo.errors import ConfigError
 
 WHOLE = ("block_size", "max_num_seqs", "max_num_batched_tokens", "max_queue")
-WHOLE_OR_NONE = ("max_model_len", "num_gpu_blocks_override", "kv_cache_memory_bytes", "num_threads")
+WHOLE_OR_NONE = ("max_model_len", "max_queue_tokens", "num_gpu_blocks_override", "kv_cache_memory_bytes", "num_threads")
 
 
 @pytest.mark.parametrize("name", [*WHOLE, *WHOLE_OR_NONE])
@@ -45,6 +45,9 @@ def test_what_costs_at_the_start_has_an_upper_bound(name: str, most: int) -> Non
         ("kv_tier_policy", ("auto", "swap", "recompute"), ("both", None)),
         ("enable_prefix_caching", (True, False), (1, "no", None)),
         ("model", ("smollm2",), ("", None, 5)),
+        ("scheduling_policy", ("fcfs", "priority", "fair"), ("fifo", None)),
+        ("preemption_policy", ("newest", "lowest-priority", "least-recompute"), ("oldest", None)),
+        ("target_itl_ms", (None, 0.5, 50, 1e6), (0, -1.0, 1e7, float("nan"), "50", True)),
     ],
 )
 def test_the_other_options_have_bounds_too(name: str, good: tuple[Any, ...], bad: tuple[Any, ...]) -> None:
@@ -70,6 +73,32 @@ def test_a_tier_needs_the_prefix_cache() -> None:
     with pytest.raises(ConfigError, match="kv_tier needs the prefix cache") as caught:
         EngineConfig(kv_tiers=("ram:1GiB",), enable_prefix_caching=False)
     assert caught.value.param == "kv_tier"
+
+
+def test_client_weights_are_read_on_construction_and_belong_to_the_fair_policy() -> None:
+    weights = ("batch=0.5", "a=b=2")
+    assert parse_client_weights(weights) == {"batch": 0.5, "a=b": 2.0}
+    assert EngineConfig(scheduling_policy="fair", client_weights=weights).client_weights == weights
+    listed = EngineConfig.from_options({"scheduling_policy": "fair", "client_weights": ["a=1"]})
+    assert listed.client_weights == ("a=1",)
+    for bad in (
+        "a=1",
+        ("a",),
+        ("=1",),
+        ("a=0",),
+        ("a=-1",),
+        ("a=nan",),
+        ("a=inf",),
+        ("a=x",),
+        ("a=1", "a=2"),
+        (1,),
+        None,
+    ):
+        with pytest.raises(ConfigError, match="client_weight") as caught:
+            EngineConfig(scheduling_policy="fair", client_weights=bad)  # type: ignore[arg-type]
+        assert caught.value.param == "client_weight", bad
+    with pytest.raises(ConfigError, match="--scheduling-policy fair"):
+        EngineConfig(client_weights=("a=1",))
 
 
 def test_a_misspelt_name_is_an_error_that_names_the_nearest() -> None:

@@ -80,6 +80,54 @@ OPTIONS: tuple[Option, ...] = (
     Option("max-num-seqs", "engine", "whole", "Most sequences in one step."),
     Option("max-num-batched-tokens", "engine", "count", "Most tokens in one step; longer prompts are cut into chunks."),
     Option("max-queue", "engine", "whole", "Most requests waiting; one more is answered 429."),
+    Option(
+        "max-queue-tokens",
+        "engine",
+        "count",
+        "Most prompt tokens waiting; a request beyond is answered 429, unless nobody waits. Default: any number.",
+    ),
+    Option(
+        "queue-timeout-seconds",
+        "server",
+        "real",
+        "A request that waits so long without being started is answered 503; 0: never.",
+    ),
+    Option(
+        "request-timeout-seconds",
+        "server",
+        "real",
+        "A request that is not done after so long is ended with an error; 0: never.",
+    ),
+    Option(
+        "scheduling-policy",
+        "engine",
+        "choice",
+        "Who goes first: in order of arrival; by the request's priority field, lower first; or whose client got least.",
+        choices=("fcfs", "priority", "fair"),
+    ),
+    Option(
+        "client-weight",
+        "engine",
+        "texts",
+        "Share of a client under the fair policy, such as batch=0.5; give it again for more clients. NAME is the "
+        "request's user field, or where keys are asked for key-HASH as the debug record shows it. Default: 1.",
+        field="client_weights",
+        metavar="NAME=WEIGHT",
+    ),
+    Option(
+        "preemption-policy",
+        "engine",
+        "choice",
+        "Who gives up its blocks when they are short: the newest, the least urgent, or who costs least to bring back.",
+        choices=("newest", "lowest-priority", "least-recompute"),
+    ),
+    Option(
+        "target-itl-ms",
+        "engine",
+        "real",
+        "Longest time between two tokens to aim at, in milliseconds: beside streams that decode, prompts are run in "
+        "chunks as long as the measured cost of steps allows. Default: chunks of --max-num-batched-tokens.",
+    ),
     Option("block-size", "engine", "whole", "Tokens a block of the KV cache; the cpu executor takes multiples of 16."),
     Option("num-gpu-blocks-override", "engine", "whole", "Blocks in the pool, whatever the memory says (vLLM's name)."),
     Option("kv-cache-memory-bytes", "engine", "size", "Most memory the KV cache may grow to, such as 1GiB."),
@@ -143,6 +191,13 @@ OPTIONS: tuple[Option, ...] = (
     Option("disable-log-stats", "nobody", "switch", "Does nothing here; taken so that vLLM's command lines work."),
 )
 
+SERVER_DEFAULTS: Mapping[str, object] = {
+    "host": "127.0.0.1",
+    "port": 8000,
+    "queue-timeout-seconds": 60.0,
+    "request-timeout-seconds": 0.0,
+}  # copied, so that the help needs no server; a test compares
+
 # What `chat`, `run` and `bench` share: the engine in this process, one user.
 LOCAL_OPTIONS = (
     "max-model-len",
@@ -180,7 +235,6 @@ NOT_HERE: Mapping[str, str] = {
     "enable-chunked-prefill": "long prompts are always cut into chunks of --max-num-batched-tokens; leave it out",
     "no-enable-chunked-prefill": "long prompts are always cut into chunks; raise --max-num-batched-tokens",
     "max-num-partial-prefills": "chunks share the step's token budget, --max-num-batched-tokens; leave it out",
-    "scheduling-policy": "requests are served first come, first served; leave it out",
     "async-scheduling": "leave it out",
     "enable-lora": "adapters are not served; merge them into the weights first",
     "lora-modules": "adapters are not served; merge them into the weights first",
@@ -246,7 +300,7 @@ def with_options(names: Iterable[str]) -> Callable[[Command], Command]:
 
 def _click_option(option: Option) -> Callable[[Command], Command]:
     flags = f"--{option.name}"
-    attributes: dict[str, Any] = {"default": None, "help": _help(option), "metavar": option.metavar}
+    attributes: dict[str, Any] = {"default": None, "help": help_of(option), "metavar": option.metavar}
     match option.kind:
         case "whole":
             attributes["type"] = int
@@ -271,7 +325,7 @@ def _click_option(option: Option) -> Callable[[Command], Command]:
     return click.option(flags, option.param, **attributes)
 
 
-def _help(option: Option) -> str:
+def help_of(option: Option) -> str:
     """The option's words with the configuration's own default behind them."""
     default = _default_of(option)
     if default in (None, MISSING, ()) or option.owner == "nobody":
@@ -283,7 +337,7 @@ def _help(option: Option) -> str:
 
 def _default_of(option: Option) -> object:
     if option.owner == "server":
-        return {"host": "127.0.0.1", "port": 8000}.get(option.name)
+        return SERVER_DEFAULTS.get(option.name)
     return next((field.default for field in fields(EngineConfig) if field.name == option.param), None)
 
 

@@ -37,6 +37,7 @@ class Roster:
         self.running: list[Request] = []
         self.requests: dict[str, Request] = {}
         self.sequences: dict[SeqId, Sequence] = {}  # live ones
+        self.num_waiting_tokens = 0  # of all live samples of waiting requests
         self.num_reserved = 0
         self.num_resting = 0  # live samples of running requests that do not run
         self.num_preemptions = 0
@@ -96,6 +97,7 @@ class Roster:
         self.sequences[sequence.seq_id] = sequence
         request.rank = self.ordering.queued(request)
         insort(self.waiting, request, key=_rank)
+        self.num_waiting_tokens += _num_tokens(request)
 
     def start(self, sequence: Sequence, hit: Hit, payloads: Listing[bytes] = ()) -> None:
         """WAITING -> RUNNING with the blocks of `hit`; its request with it. Blocks to be computed are announced.
@@ -105,6 +107,7 @@ class Roster:
         request = sequence.request
         if request.status is Status.WAITING:
             del self.waiting[self._index(self.waiting, request)]
+            self.num_waiting_tokens -= _num_tokens(request)
             request.rank = self.ordering.started(request, max(len(sequence.token_ids) - hit.num_tokens, 1))
             insort(self.running, request, key=_rank)
             request.status = Status.RUNNING
@@ -166,6 +169,8 @@ class Roster:
         had_row = sequence.status is not Status.PARKED
         if sequence.status is Status.RUNNING:
             self._leave_lane(sequence, Status.FINISHED)
+        if request.status is Status.WAITING:
+            self.num_waiting_tokens -= len(sequence.token_ids)
         sequence.status = Status.FINISHED
         del self.sequences[sequence.seq_id]
         live = request.live
@@ -216,6 +221,7 @@ class Roster:
         del self.running[self._index(self.running, request)]
         request.rank = self.ordering.queued(request)
         insort(self.waiting, request, key=_rank)
+        self.num_waiting_tokens += _num_tokens(request)
         request.status = Status.WAITING
         self._reserve(request)
 
@@ -271,6 +277,7 @@ class Roster:
             assert all(r.status is status and self.requests[r.request_id] is r for r in queue)
         assert len(self.requests) == len(self.waiting) + len(self.running)
         assert all(s.status is Status.WAITING for r in self.waiting for s in r.live)
+        assert self.num_waiting_tokens == sum(_num_tokens(r) for r in self.waiting)
         live = [s for r in self.requests.values() for s in r.live]
         assert {s.seq_id: s for s in live} == self.sequences
         running = [s for s in live if s.status is Status.RUNNING]
@@ -287,3 +294,7 @@ class Roster:
             assert not self.sequences
             assert not self._computing
             assert self.num_reserved == 0
+
+
+def _num_tokens(request: Request) -> int:
+    return sum(len(sequence.token_ids) for sequence in request.live)

@@ -84,6 +84,7 @@ class Scheduler:
         self._check_fits(request)
         if len(self._roster.waiting) >= self.config.max_queue:
             raise QueueFull(f"{self.config.max_queue} requests are waiting, which is the limit; try again later")
+        self._check_queue_tokens(request)
         if request.request_id in self._roster.requests:
             raise InternalError(f"request id {request.request_id!r} is in use")
         self._num_requests += 1
@@ -258,6 +259,15 @@ class Scheduler:
     def num_cached_blocks(self) -> int:
         return self.kv.pool.num_cached
 
+    @property
+    def num_waiting(self) -> int:
+        return len(self._roster.waiting)
+
+    @property
+    def num_waiting_tokens(self) -> int:
+        """Of all that waits: prompts, and what preempted requests drew so far."""
+        return self._roster.num_waiting_tokens
+
     def sequences(self) -> Listing[Sequence]:
         """Live sequences, to read."""
         return tuple(self._roster.sequences.values())
@@ -317,6 +327,14 @@ class Scheduler:
     def _new_seq_id(self) -> SeqId:
         self._num_sequences += 1
         return SeqId(self._num_sequences)
+
+    def _check_queue_tokens(self, request: Request) -> None:
+        limit, num_waiting = self.config.max_queue_tokens, self.num_waiting_tokens
+        if limit is not None and self.num_waiting and num_waiting + len(request.prompt_token_ids) > limit:
+            raise QueueFull(
+                f"{num_waiting} tokens of prompts are waiting and this one has {len(request.prompt_token_ids)}, the "
+                f"limit is {limit}; try again later, or start with a larger --max-queue-tokens"
+            )
 
     def _check_fits(self, request: Request) -> None:
         num_prompt, max_tokens, limit = len(request.prompt_token_ids), request.max_tokens, self.config.max_model_len

@@ -14,7 +14,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from octavo.config import Dtype, EngineConfig, ExecutorName, KVDtype, octavo_home
+from octavo.config import Dtype, EngineConfig, ExecutorName, KVDtype, octavo_home, parse_client_weights
+from octavo.core.fair import FairShare
+from octavo.core.policies import ByPriority, FirstComeFirstServed, OrderingPolicy
+from octavo.core.preemption import LeastRecompute, LowestPriority, NewestFirst, PreemptionPolicy
 from octavo.core.scheduler import Scheduler, SchedulerConfig
 from octavo.core.step_costs import StepCosts
 from octavo.core.swap_costs import SwapCosts
@@ -95,6 +98,7 @@ def build_engine(
         max_num_batched_tokens=config.max_num_batched_tokens,
         vocab_size=parts.vocab_size,
         enable_prefix_caching=config.enable_prefix_caching,
+        scheduling_policy=config.scheduling_policy,
         kv_tiers=config.kv_tiers,
         group_windows=parts.group_windows,
         eos_token_ids=parts.eos_token_ids,
@@ -104,7 +108,9 @@ def build_engine(
     costs = StepCosts()
     tier = open_tier(config.kv_tiers, block_bytes=kind.kv_bytes_per_block)
     swapper = None if tier is None else _swapper(config, tier, kind, costs)
-    scheduler = Scheduler(_scheduler_config(config, parts), swapper=swapper, costs=costs)
+    scheduler = Scheduler(
+        _scheduler_config(config, parts), _ordering(config), _preemption(config, costs), swapper=swapper, costs=costs
+    )
     return Engine(
         scheduler=scheduler,
         executor=parts.executor,
@@ -170,6 +176,26 @@ def _executor_name(config: EngineConfig, files: ModelFiles) -> ExecutorName:
     return "cpu" if config.executor == "auto" else config.executor
 
 
+def _ordering(config: EngineConfig) -> OrderingPolicy:
+    match config.scheduling_policy:
+        case "priority":
+            return ByPriority()
+        case "fair":
+            return FairShare(parse_client_weights(config.client_weights))
+        case "fcfs":
+            return FirstComeFirstServed()
+
+
+def _preemption(config: EngineConfig, costs: StepCosts) -> PreemptionPolicy:
+    match config.preemption_policy:
+        case "lowest-priority":
+            return LowestPriority()
+        case "least-recompute":
+            return LeastRecompute(costs, config.block_size)
+        case "newest":
+            return NewestFirst()
+
+
 def _scheduler_config(config: EngineConfig, parts: _Parts) -> SchedulerConfig:
     return SchedulerConfig(
         num_blocks=parts.budget.num_blocks,
@@ -181,6 +207,8 @@ def _scheduler_config(config: EngineConfig, parts: _Parts) -> SchedulerConfig:
         watermark=config.watermark,
         group_windows=parts.group_windows,
         max_queue=config.max_queue,
+        max_queue_tokens=config.max_queue_tokens,
+        target_itl_seconds=None if config.target_itl_ms is None else config.target_itl_ms / 1000,
     )
 
 

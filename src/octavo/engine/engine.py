@@ -20,12 +20,13 @@ from typing import TYPE_CHECKING
 from octavo.core import prefix_key
 from octavo.core.request import Request
 from octavo.engine.block_mover import BlockMover
+from octavo.engine.deadlines import Deadlines
 from octavo.engine.engine_request import EngineRequest, ForkPoint
 from octavo.engine.idle_check import IdleCheck
 from octavo.engine.info import EngineInfo, EngineStats
 from octavo.engine.output_processor import OutputProcessor
 from octavo.engine.records import Branch, DebugRecord, Records
-from octavo.errors import BadRequest
+from octavo.errors import BadRequest, QueueFull, retry_after_seconds
 from octavo.outputs import FinishReason, SequenceDelta
 from octavo.sampling_params import SamplingParams
 
@@ -77,6 +78,7 @@ class Engine:
         self._executor_seconds = 0.0
         self._keeper = keeper
         self._mover = BlockMover(scheduler, executor, tier, clock) if tier is not None else None
+        self._deadlines = Deadlines()
         self._accounts = IdleCheck(scheduler, clock, strict=strict)
         self._trimmed_at_step = 0
         self.ran_nothing = False  # the last step had requests but no plan: what they wait for comes from elsewhere
@@ -88,7 +90,10 @@ class Engine:
 
     def add_request(self, request: EngineRequest) -> None:
         """Raises BadRequest when its values are out of bounds or it can never fit, QueueFull when too many wait, and
-        NotFound when it is to branch off a request that its owner does not have."""
+        NotFound when it is to branch off a request that its owner does not have.
+
+        It is ended with an error when a deadline of its passes.
+        """
         now = self._clock()
         branch = self._branch_of(request, now)
         prompt = branch.prompt_token_ids if branch else tuple(request.prompt_token_ids)
@@ -113,10 +118,13 @@ class Engine:
         self._outputs.add(taken)
         try:
             self.scheduler.add(taken)
-        except BaseException:
+        except BaseException as error:
             self._outputs.forget(request.request_id)
+            if isinstance(error, QueueFull):
+                error.retry_after_seconds = retry_after_seconds(self._queue_seconds())
             raise
         self._records.add(taken, request)
+        self._deadlines.add(taken, now, request.queue_timeout_seconds, request.timeout_seconds)
 
     def check_request(self, request: EngineRequest) -> None:
         """Raises BadRequest or NotFound when its values are out of bounds, as `add_request` would; takes nothing."""
@@ -146,6 +154,8 @@ class Engine:
     def step(self) -> list[SequenceDelta]:
         """Runs one step of whatever is scheduled. What it raises is fatal to the engine."""
         began = self._clock()
+        for late in self._deadlines.late(began):
+            self._end(late.request_id, "error", late.message, late.kind)
         deltas, self._pending = self._pending, []
         plan = self.scheduler.plan(began)
         self.ran_nothing = plan is None
@@ -211,6 +221,8 @@ class Engine:
             time=self._clock(),
             num_requests_running=core.num_running,
             num_requests_waiting=core.num_waiting,
+            num_tokens_waiting=self.scheduler.num_waiting_tokens,
+            queue_seconds=self._queue_seconds(),
             num_blocks_total=core.num_total_blocks,
             num_blocks_used=core.num_used_blocks,
             num_blocks_cached=core.num_cached_blocks,
@@ -229,6 +241,8 @@ class Engine:
             num_swaps=core.num_swaps,
             num_recomputes=core.num_recomputes,
             num_preemptions=core.num_preemptions,
+            num_displaced=core.num_displaced,
+            num_timeouts={str(kind): count for kind, count in self._deadlines.num_late.items()},
             num_block_copies=core.num_copies,
             num_blocks_folded=core.num_folded,
             num_blocks_evicted=core.num_evicted,
@@ -280,9 +294,19 @@ class Engine:
         if released:
             self.executor.release_blocks(released)
 
-    def _end(self, request_id: str, reason: FinishReason, error: str | None) -> None:
+    def _end(self, request_id: str, reason: FinishReason, error: str | None, error_code: str | None = None) -> None:
         self.scheduler.abort(request_id)
-        self._pending += self._outputs.end(request_id, reason, self._clock(), error)
+        self._pending += self._outputs.end(request_id, reason, self._clock(), error, error_code)
+
+    def _queue_seconds(self) -> float:
+        """How long the queue would take at the pace so far: its prompts, and the mean answer for each; 0: unknown."""
+        counters, num_waiting = self._outputs.counters, self.scheduler.num_waiting
+        num_run, num_ended = counters.iteration_tokens.total, sum(counters.request_success.values())
+        if not num_waiting or not num_run:
+            return 0.0
+        mean_answer = counters.num_generation_tokens / num_ended if num_ended else 0.0
+        tokens = self.scheduler.num_waiting_tokens + num_waiting * mean_answer
+        return tokens * self._step_seconds / num_run
 
     def _branch_of(self, request: EngineRequest, now: float) -> Branch | None:
         return None if request.fork_of is None else self._records.branch(request.fork_of, request.owner, now)

@@ -51,6 +51,8 @@ class EngineRequest:
     cache_salt: str = ""  # separates prefix caches of those who must not share
     owner: str = ""  # who may see its record and fork it
     tenant: str = ""  # whose earlier prompts its cache report may speak of
+    queue_timeout_seconds: float = 0.0  # ended when it waited so long in the engine and never ran; 0: never
+    timeout_seconds: float = 0.0  # ended when it is not done so long after its arrival; 0: never
     arrival_time: float | None = None  # seconds of time.monotonic(); None: when the engine takes it
     fork_of: ForkPoint | None = None  # then the prompt is empty here and cache_salt and tenant are the origin's
     first_choice: int = 0  # its samples are the call's choices from here on

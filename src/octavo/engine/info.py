@@ -41,6 +41,7 @@ class EngineInfo:
     max_num_batched_tokens: int
     vocab_size: int
     enable_prefix_caching: bool
+    scheduling_policy: str = "fcfs"
     kv_tiers: tuple[str, ...] = ()  # as given
     group_windows: tuple[int | None, ...] = (None,)  # sliding window in tokens of each KV group, None for full
     eos_token_ids: tuple[int, ...] = ()
@@ -93,6 +94,8 @@ class EngineStats:
     # gauges
     num_requests_running: int = 0
     num_requests_waiting: int = 0
+    num_tokens_waiting: int = 0  # of their prompts and what they drew before they were preempted
+    queue_seconds: float = 0.0  # what the queue would take at the pace so far; 0: nobody waits, or it is unknown
     num_blocks_total: int = 0
     num_blocks_used: int = 0  # in some sequence's table
     num_blocks_cached: int = 0  # in nobody's table, findable by their key
@@ -113,6 +116,8 @@ class EngineStats:
     num_swaps: int = 0  # times a prefix in a tier was loaded
     num_recomputes: int = 0  # times it was computed again, because that was cheaper
     num_preemptions: int = 0
+    num_displaced: int = 0  # of these, to let a newcomer start that the scheduling policy puts first
+    num_timeouts: dict[str, int] = field(default_factory=dict)  # requests ended by a deadline, by its kind
     num_block_copies: int = 0
     num_blocks_folded: int = 0
     num_blocks_evicted: int = 0  # cached blocks that lost their key: reused, dropped or reset

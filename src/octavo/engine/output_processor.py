@@ -144,7 +144,14 @@ class OutputProcessor:
         )
         return Outcome(delta, must_stop=stop_string is not None and update.finish_reason is None)
 
-    def end(self, request_id: str, reason: FinishReason, now: float, error: str | None = None) -> list[SequenceDelta]:
+    def end(
+        self,
+        request_id: str,
+        reason: FinishReason,
+        now: float,
+        error: str | None = None,
+        error_code: str | None = None,
+    ) -> list[SequenceDelta]:
         """Ends every open sample of a request from outside; what was held back is dropped. Unknown ids: nothing."""
         state = self._states.get(request_id)
         if state is None:
@@ -164,6 +171,7 @@ class OutputProcessor:
                         num_prompt_tokens=len(state.request.prompt_token_ids),
                         num_cached_tokens=state.num_cached_tokens,
                         timings=timings,
+                        error_code=error_code,
                     )
                 )
         return deltas

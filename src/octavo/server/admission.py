@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 
-from octavo.errors import QueueFull
+from octavo.errors import QueueFull, retry_after_seconds
 
 
 class Admission:
     """Invariant: places taken + places free = capacity; nobody waits while a place is free."""
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, queue_seconds: Callable[[], float] = lambda: 0.0) -> None:
+        """`queue_seconds`: how long what waits will take, for those who are told to come back; 0 where unknown."""
         self._capacity = capacity
+        self._queue_seconds = queue_seconds
         self._taken = 0
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._idle = asyncio.Event()
@@ -31,7 +34,8 @@ class Admission:
         if self._taken >= self._capacity:
             raise QueueFull(
                 f"{self._taken} requests are in the queue, the limit is {self._capacity}; try again later, "
-                "or start with a larger --max-queue"
+                "or start with a larger --max-queue",
+                retry_after_seconds=retry_after_seconds(self._queue_seconds()),
             )
         self._occupy()
 

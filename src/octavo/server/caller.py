@@ -14,6 +14,8 @@ from fastapi import Request
 
 from octavo.errors import Forbidden
 
+CLIENT_HASH_CHARS = 12
+
 
 @dataclass(frozen=True, slots=True)
 class Caller:
@@ -43,8 +45,8 @@ class Caller:
         return self.owner if self.owner or self.is_admin else self.salt(cache_salt)
 
     def client_id(self, user: str | None) -> str:
-        """Whose share of the server is used: the key's, else that of the `user` field."""
-        return self.owner or user or ""
+        """Whose share of the server is used: the key's, by a short hash that may be shown, else the `user` field's."""
+        return f"key-{self.owner[:CLIENT_HASH_CHARS]}" if self.owner else user or ""
 
     def require_admin(self) -> None:
         """Raises Forbidden."""

@@ -12,6 +12,8 @@ from pathlib import Path
 from octavo.errors import ConfigError
 from octavo.server.limits import MAX_MODEL_NAME_CHARS, Limits
 
+MAX_TIMEOUT_SECONDS = 1e9  # thirty years: a larger number is a mistake
+
 
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
@@ -25,6 +27,8 @@ class ServerConfig:
     explain_cache: bool = False  # answers say why their prompts hit or missed the prefix cache
     chat_template: Path | None = None  # a file that replaces the model's own template
     shutdown_timeout_seconds: float = 30.0  # how long requests in flight may go on after SIGTERM
+    queue_timeout_seconds: float = 60.0  # a request that waited so long without being started is ended; 0: never
+    request_timeout_seconds: float = 0.0  # one that is not done after so long is ended; 0: never
     limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:
@@ -52,6 +56,13 @@ class ServerConfig:
             raise ConfigError(
                 f"explain_cache is {self.explain_cache!r}; it must be true or false", param="explain_cache"
             )
+        for name in ("queue_timeout_seconds", "request_timeout_seconds"):
+            seconds = getattr(self, name)
+            if isinstance(seconds, bool) or not 0 <= seconds <= MAX_TIMEOUT_SECONDS:
+                raise ConfigError(
+                    f"{name} is {seconds!r}; it must be from 0, which means never, to {MAX_TIMEOUT_SECONDS:.0f}",
+                    param=name,
+                )
         if self.shutdown_timeout_seconds < 0:
             raise ConfigError(
                 f"shutdown_timeout is {self.shutdown_timeout_seconds:g}; it must be 0 or more seconds",

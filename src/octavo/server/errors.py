@@ -34,7 +34,13 @@ _REPR = re.compile(r"<[\w.]+ object at [^>]*>|<class '[^']*'>")
 
 
 class ServiceUnavailable(EngineDead):
-    """Loading or draining: come back later (503)."""
+    """Loading, draining, or out of time: come back later (503)."""
+
+    def __init__(
+        self, message: str, *, code: str | None = None, retry_after_seconds: int = RETRY_AFTER_SECONDS
+    ) -> None:
+        super().__init__(message, code=code)
+        self.retry_after_seconds = retry_after_seconds
 
 
 class PayloadError(OctavoError):
@@ -79,7 +85,7 @@ def json_response(content: Any, status: int = 200, headers: Mapping[str, str] | 
 
 def error_response(error: OctavoError) -> Response:
     headers: dict[str, str] = {}
-    if isinstance(error, QueueFull):
+    if isinstance(error, QueueFull | ServiceUnavailable):
         headers["Retry-After"] = str(error.retry_after_seconds)
     elif error.status == HTTPStatus.SERVICE_UNAVAILABLE:
         headers["Retry-After"] = str(RETRY_AFTER_SECONDS)

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from starlette.types import Receive
 
 from octavo.engine.engine_request import EngineRequest
-from octavo.errors import InternalError, OctavoError
+from octavo.errors import InternalError, OctavoError, retry_after_seconds
 from octavo.outputs import SequenceDelta, TokenLogprobs
 from octavo.server.errors import ClientGone, ServiceUnavailable
 from octavo.server.limits import Limits
@@ -121,6 +121,12 @@ class Generation:
         self.usage.completion_tokens += len(delta.token_ids)
         if delta.timings is not None:
             self._metrics.observe(delta.timings)
+        if delta.finish_reason == "error" and delta.error_code is not None:
+            raise ServiceUnavailable(
+                delta.error or "the request took too long",
+                code=delta.error_code,
+                retry_after_seconds=retry_after_seconds(self._loaded.engine.stats().queue_seconds),
+            )
         if delta.finish_reason == "error":
             raise InternalError(delta.error or "the request broke inside the engine; try it again")
         if delta.finish_reason == "abort":

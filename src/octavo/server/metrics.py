@@ -143,6 +143,12 @@ class _EngineCollector(Collector):
         for reason in ("stop", "length", "abort", "error"):
             ended.add_metric([info.model, reason], stats.request_success.get(reason, 0))
         yield ended
+        late = CounterMetricFamily(
+            "octavo:request_timeouts", "Requests ended by a deadline", labels=["model_name", "kind"]
+        )
+        for kind in ("queue_timeout", "timeout"):
+            late.add_metric([info.model, kind], stats.num_timeouts.get(kind, 0))
+        yield late
         yield _histogram("vllm:iteration_tokens_total", "Tokens run in a step", info, stats.iteration_tokens)
         yield _histogram(
             "vllm:inter_token_latency_seconds", "Time between two tokens", info, stats.inter_token_latency_seconds
@@ -160,6 +166,8 @@ def _gauges(stats: EngineStats) -> Iterator[tuple[str, str, float]]:
     yield "octavo:num_total_blocks", "Blocks of the pool", stats.num_blocks_total
     yield "octavo:kv_tokens_saved_by_sharing", "Tokens whose KV is in memory once for several", stats.num_tokens_saved
     yield "octavo:kv_wasted_slots", "Slots of used blocks without a token, all in last blocks", stats.num_slots_wasted
+    yield "octavo:queue_tokens", "Tokens of what waits", stats.num_tokens_waiting
+    yield "octavo:queue_seconds", "What the queue would take at the pace so far", stats.queue_seconds
     yield "octavo:memory_is_tight", "1 while the cache shrinks because memory is short", stats.is_memory_tight
 
 
@@ -171,6 +179,7 @@ def _counters(stats: EngineStats) -> Iterator[tuple[str, str, float]]:
     yield "vllm:prefix_cache_hits", "Tokens found in the prefix cache", stats.num_prefix_cache_hits
     yield "vllm:num_preemptions", "Requests that gave up their blocks", stats.num_preemptions
     yield "vllm:corrupted_requests", "Samples ended by NaN logits", stats.num_corrupted_requests
+    yield "octavo:displaced", "Preempted requests that gave way to a newcomer", stats.num_displaced
     yield "octavo:parks", "Samples of a running request that gave up their blocks", stats.num_parks
     yield "octavo:block_copies", "Blocks copied on write", stats.num_block_copies
     yield "octavo:blocks_folded", "Blocks replaced by an equal cached one", stats.num_blocks_folded

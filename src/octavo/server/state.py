@@ -50,7 +50,7 @@ class Loaded:
         self.fingerprint = f"octavo-{__version__}-{info.executor}-{info.isa}"  # what equal numbers can be expected of
         self.model_names = config.served_model_names or (info.model,)
         capacity = config.limits.max_requests_in_flight or info.max_num_seqs + max_queue
-        self.admission = Admission(capacity)
+        self.admission = Admission(capacity, lambda: engine.stats().queue_seconds)
 
     def check_model(self, name: str | None) -> str:
         """The name to answer with. Raises NotFound for one that is not served; no name means the first."""

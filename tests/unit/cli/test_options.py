@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import octavo.server.config
-from octavo.cli.options import NOT_HERE, OPTIONS
+from octavo.cli.options import NOT_HERE, OPTIONS, SERVER_DEFAULTS, help_of
 from octavo.config import EngineConfig
 from octavo.server.config import ServerConfig
 from support.cli_runner import run
@@ -44,6 +44,13 @@ def test_every_option_names_a_field_of_its_owner() -> None:
 def test_no_option_is_both_here_and_not_here() -> None:
     assert not {option.name for option in OPTIONS} & set(NOT_HERE)
     assert len({option.name for option in OPTIONS}) == len(OPTIONS)
+
+
+def test_the_servers_defaults_in_the_help_are_its_own() -> None:
+    named = {option.name: option for option in OPTIONS}
+    for name, default in SERVER_DEFAULTS.items():
+        assert getattr(ServerConfig(), named[name].param) == default
+        assert f"[default: {default}]" in help_of(named[name])
 
 
 def test_nothing_given_is_the_configurations_own_defaults(served: Served) -> None:

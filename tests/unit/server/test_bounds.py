@@ -205,7 +205,6 @@ COUNTS: list[tuple[str, str, Any]] = [
             ("structured_outputs", {"regex": "(a+)+b"}),
             ("guided_json", {"type": "object"}),
             ("priority", 2**31),
-            ("priority", 1),
         ]
     ],
 ]

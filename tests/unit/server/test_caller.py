@@ -38,7 +38,10 @@ def test_an_explanation_speaks_of_the_same_key_only_and_without_keys_of_the_same
 
 
 def test_a_share_of_the_server_belongs_to_the_key_else_to_the_user() -> None:
-    assert Caller.of_key(b"k").client_id("user") == Caller.of_key(b"k").owner
+    keyed = Caller.of_key(b"k")
+    assert keyed.client_id("user") == keyed.client_id(None) == f"key-{keyed.owner[:12]}", (
+        "the whole hash proves the key"
+    )
     assert (Caller().client_id("user"), Caller().client_id(None)) == ("user", "")
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from fastapi import Request, Response
 
 from octavo.engine.engine_request import EngineRequest, new_request_id
+from octavo.errors import BadRequest
 from octavo.sampling_params import SamplingParams
 from octavo.server.caller import Caller
 from octavo.server.generation import Generation
@@ -47,7 +48,13 @@ class Call:
         self._created = int(time.time())
 
     def generation(self, prompts: Sequence[Sequence[int]], sampling: SamplingParams) -> Generation:
-        body = self.body
+        body, config = self.body, self.state.config
+        if body.priority and self.loaded.info.scheduling_policy != "priority":
+            raise BadRequest(
+                f"priority is {body.priority}, but this server does not look at it; leave it out, or start the server "
+                "with --scheduling-policy priority",
+                param="priority",
+            )
         requests = [
             EngineRequest(
                 request_id=new_request_id(),
@@ -58,11 +65,13 @@ class Call:
                 cache_salt=self.caller.salt(body.cache_salt),
                 owner=self.caller.owner,
                 tenant=self.caller.tenant(body.cache_salt),
+                queue_timeout_seconds=config.queue_timeout_seconds,
+                timeout_seconds=config.request_timeout_seconds,
                 arrival_time=time.monotonic(),
             )
             for prompt in prompts
         ]
-        return Generation(self.loaded, requests, self.state.config.limits, self.state.metrics)
+        return Generation(self.loaded, requests, config.limits, self.state.metrics)
 
     def head(self, kind: str | None = None) -> dict[str, Any]:
         """What every answer and every chunk of it begins with."""

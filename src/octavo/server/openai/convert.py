@@ -86,10 +86,6 @@ def _sampling(
 def _check_common(request: SamplingFields) -> None:
     if request.cache_salt is not None and len(request.cache_salt.encode("utf-8")) > MAX_CACHE_SALT_BYTES:
         raise BadRequest(f"cache_salt may have {MAX_CACHE_SALT_BYTES} bytes; shorten it", param="cache_salt")
-    if request.priority:
-        raise BadRequest(
-            "priority may be 0: requests are served first come, first served; leave it out", param="priority"
-        )
     if request.stream and request.prompt_logprobs is not None:
         raise BadRequest("prompt_logprobs cannot be streamed; ask without stream", param="prompt_logprobs")
 

@@ -91,7 +91,7 @@ class SamplingFields(Model):
     return_tokens_as_token_ids: bool | None = None
     add_special_tokens: bool | None = None
     cache_salt: Annotated[str, Field(min_length=1)] | None = None  # its bytes are counted in convert.py
-    priority: Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None = None  # 0 only: first come, first served
+    priority: Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None = None  # lower first, under that policy
     user: Annotated[str, Field(max_length=MAX_USER_CHARS)] | None = None
     safety_identifier: Annotated[str, Field(max_length=MAX_USER_CHARS)] | None = None  # the newer name of `user`
     prompt_cache_key: Annotated[str, Field(max_length=MAX_USER_CHARS)] | None = None  # a routing hint: one cache here
