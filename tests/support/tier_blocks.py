@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import random
+import time
 from pathlib import Path
 
 from octavo.core.protocols import Tier
@@ -26,10 +27,11 @@ def fetch(tier: Tier, *numbers: int) -> list[bytes | None]:
         tier.start_get(key_of(n))
     found: dict[bytes, bytes | None] = {}
     num_ended = 0
+    deadline = time.monotonic() + SECONDS
     while num_ended < len(numbers):
         tier.wait(SECONDS)
         ended = tier.finished()
-        assert ended, "a fetch did not end in time"
+        assert ended or time.monotonic() < deadline, "a fetch did not end in time"
         num_ended += len(ended)
         found.update(ended)
     assert not tier.finished()

@@ -87,7 +87,7 @@ class Tier(Protocol):
         """Fetches that ended since the last call: (key, payload), None for a miss or a failed check. Never blocks."""
 
     def wait(self, timeout_seconds: float) -> None:
-        """Returns when `finished` has something to tell, nothing is being fetched, or the time is over."""
+        """Returns when `finished` has enough to tell, nothing is being fetched, or the time is over."""
 
     def flush(self, timeout_seconds: float) -> bool:
         """Waits until what was taken is written and would survive the end of the process; False when it was not."""

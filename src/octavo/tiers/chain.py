@@ -18,8 +18,9 @@ class TierChain:
     """`octavo.core.protocols.Tier` over a RAM tier of `ram_bytes` and, behind it, `disk`."""
 
     def __init__(self, ram_bytes: int, disk: Tier) -> None:
-        self._ram = RamTier(ram_bytes, spill=disk.put)
+        self._ram = RamTier(ram_bytes, spill=self._spill)
         self._disk = disk
+        self._unwritten: dict[bytes, None] = {}  # held by RAM and never given to the disk, oldest first
 
     @property
     def parts(self) -> tuple[Tier, Tier]:
@@ -27,7 +28,15 @@ class TierChain:
         return self._ram, self._disk
 
     def put(self, key: bytes, payload: bytes) -> bool:
-        return self._ram.put(key, payload) if self._ram.takes(len(payload)) else self._disk.put(key, payload)
+        if not self._ram.takes(len(payload)):
+            return self._disk.put(key, payload)
+        if not self._ram.contains(key):
+            self._unwritten[key] = None
+        return self._ram.put(key, payload)
+
+    def _spill(self, key: bytes, payload: bytes) -> None:
+        self._unwritten.pop(key, None)
+        self._disk.put(key, payload)
 
     def contains(self, key: bytes) -> bool:
         return self._ram.contains(key) or self._disk.contains(key)
@@ -43,16 +52,17 @@ class TierChain:
             self._disk.wait(timeout_seconds)
 
     def flush(self, timeout_seconds: float) -> bool:
-        """Least recently used first, so that the disk keeps their order; waits whenever its staging buffer is full."""
+        """Writes what RAM got since the last one, in that order; waits whenever the disk's staging buffer is full."""
         deadline = time.monotonic() + timeout_seconds
-        complete = True
-        for key, payload in self._ram.items():
-            if self._disk.put(key, payload):
-                continue
-            if not self._disk.flush(max(0.0, deadline - time.monotonic())):
-                return False
-            complete &= self._disk.put(key, payload)
-        return self._disk.flush(max(0.0, deadline - time.monotonic())) and complete
+        for key in list(self._unwritten):
+            payload = self._ram.peek(key)
+            assert payload is not None
+            if not self._disk.put(key, payload):
+                is_written = self._disk.flush(max(0.0, deadline - time.monotonic()))
+                if not is_written or not self._disk.put(key, payload):
+                    return False
+            del self._unwritten[key]
+        return self._disk.flush(max(0.0, deadline - time.monotonic()))
 
     def stats(self) -> TierStats:
         """Sums over both; `off` stays empty while RAM works. See `parts` for each one's own."""

@@ -25,6 +25,9 @@ from octavo.tiers.disk_store import DiskStore, charge, describe
 
 STAGING_BYTES: Final = 64 << 20
 _NEWS_SECONDS: Final = 1.0  # how often an idle writer looks for other servers' blocks
+_WAKE_BYTES: Final = (
+    8 << 20
+)  # read before the caller is woken for them: awake, it keeps the reader from the interpreter
 _JOIN_SECONDS: Final = 5.0  # a disk that hangs must not keep the server from ending
 _STALE_KEYS: Final = 4096  # beyond the stored ones, before the set in memory is read again
 
@@ -36,11 +39,14 @@ _Order = bytes | Event | None  # a staged key, a waiter to be told, the end
 class DiskTier:
     """`octavo.core.protocols.Tier` over `DiskStore`."""
 
-    def __init__(self, path: str, max_bytes: int, *, staging_bytes: int = STAGING_BYTES) -> None:
-        """Opens or makes the folder. Raises ConfigError (param "kv_tier") where it cannot be used."""
-        self._store = DiskStore(path, max_bytes)
+    def __init__(self, path: str, max_bytes: int, *, block_bytes: int = 0, staging_bytes: int = STAGING_BYTES) -> None:
+        """Opens or makes the folder. Raises ConfigError (param "kv_tier") where it cannot be used.
+
+        `block_bytes` is the length of the payloads to come; the staging buffer takes two of them at least.
+        """
+        self._store = DiskStore(path, max_bytes, block_bytes)
         self._path = path
-        self._staging_bytes = staging_bytes
+        self._staging_bytes = max(staging_bytes, 2 * block_bytes)
         self._staged: dict[bytes, bytes] = {}
         self._known = set(self._store.keys())
         self._totals: Totals = self._store.totals()
@@ -53,7 +59,7 @@ class DiskTier:
         self._damaged: deque[bytes] = deque()
         self._wanted: SimpleQueue[bytes | None] = SimpleQueue()
         self._finished: deque[tuple[bytes, bytes | None]] = deque()
-        self._arrived = Event()  # something is in `_finished`
+        self._arrived = Event()  # enough is in `_finished` to wake the caller
         self._collected = Event()  # the caller took what was in `_finished`
         # Each counter has one writing thread: the caller (c), the writer (w), the reader (r).
         self._num_pending = 0  # c: gets begun and not collected
@@ -120,12 +126,8 @@ class DiskTier:
         return ended
 
     def wait(self, timeout_seconds: float) -> None:
-        deadline = time.monotonic() + timeout_seconds
-        while self._num_pending and not self._finished:
-            self._arrived.clear()
-            remaining = deadline - time.monotonic()
-            if self._finished or remaining <= 0 or not self._arrived.wait(remaining):
-                return
+        if self._num_pending:
+            self._arrived.wait(timeout_seconds)
 
     def flush(self, timeout_seconds: float) -> bool:
         if self._off or self._closing:
@@ -233,11 +235,17 @@ class DiskTier:
     # The reader's side.
 
     def _read_loop(self) -> None:
+        untold_bytes = 0
         while (key := self._wanted.get()) is not None and not self._closing:
             payload = self._load(key)
-            self._fetched_bytes += 0 if payload is None else len(payload)
+            num_bytes = 0 if payload is None else len(payload)
+            self._fetched_bytes += num_bytes
+            untold_bytes += num_bytes
             self._finished.append((key, payload))
-            self._arrived.set()
+            is_full = self._fetched_bytes - self._collected_bytes > self._staging_bytes
+            if is_full or self._wanted.empty() or untold_bytes >= _WAKE_BYTES:
+                self._arrived.set()
+                untold_bytes = 0
             while self._fetched_bytes - self._collected_bytes > self._staging_bytes and not self._closing:
                 self._collected.clear()
                 if self._fetched_bytes - self._collected_bytes > self._staging_bytes and not self._closing:

@@ -60,9 +60,9 @@ def charge(num_payload_bytes: int) -> int:
     return whole + _CHARGE_A_BLOCK_BYTES
 
 
-def reservation(max_bytes: int) -> int:
+def reservation(max_bytes: int, block_bytes: int = 0) -> int:
     """Room one process keeps for unfinished files; a block charged more is not taken."""
-    return min(max_bytes // _RESERVED_SHARE, _MOST_RESERVED_BYTES)
+    return min(max_bytes // _RESERVED_SHARE, max(_MOST_RESERVED_BYTES, charge(block_bytes)))
 
 
 def least_bytes(num_payload_bytes: int) -> int:
@@ -73,10 +73,13 @@ def least_bytes(num_payload_bytes: int) -> int:
 class DiskStore:
     """All but `read` belong to one thread. Raises OSError and sqlite3.Error when the disk does."""
 
-    def __init__(self, path: str, max_bytes: int) -> None:
-        """Opens or makes the folder and evicts down to `max_bytes`. Raises ConfigError (param "kv_tier")."""
+    def __init__(self, path: str, max_bytes: int, block_bytes: int = 0) -> None:
+        """Opens or makes the folder and evicts down to `max_bytes`. Raises ConfigError (param "kv_tier").
+
+        `block_bytes` is the length of the payloads to come, where it is known.
+        """
         self.max_bytes = max_bytes
-        self.batch_bytes = reservation(max_bytes)  # most charge of the blocks of one `store`
+        self.batch_bytes = reservation(max_bytes, block_bytes)  # most charge of the blocks of one `store`
         self._root = os.path.join(os.path.expanduser(path), FOLDER)
         self._blocks = os.path.join(self._root, "blocks")
         self._name = uuid4().hex

@@ -7,7 +7,7 @@ in the memory of this process, which is trusted as far as the pool they came fro
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from octavo.core.protocols import TierStats
@@ -86,9 +86,9 @@ class RamTier:
         """False when it holds anything: nothing here survives the process."""
         return not self._held
 
-    def items(self) -> Iterator[tuple[bytes, bytes]]:
-        """Keys and payloads, least recently used first. The tier must not change meanwhile."""
-        return iter(self._held.items())
+    def peek(self, key: bytes) -> bytes | None:
+        """The payload, its age unchanged; None where it is not held."""
+        return self._held.get(key)
 
     def stats(self) -> TierStats:
         return TierStats(

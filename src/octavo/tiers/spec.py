@@ -16,7 +16,7 @@ from octavo.tiers.ram import RamTier, ram_charge
 def open_tier(specs: Sequence[str], *, block_bytes: int, staging_bytes: int = STAGING_BYTES) -> Tier | None:
     """The tier, or the chain of two, for payloads of `block_bytes`; None where `specs` is empty.
 
-    The staging buffer takes two blocks at least. Raises ConfigError (param "kv_tier") for text that is no tier, a SIZE
+    Raises ConfigError (param "kv_tier") for text that is no tier, a SIZE
     too small for a block, and a PATH that cannot be used.
     """
     parsed = parse_tiers(specs)
@@ -26,7 +26,7 @@ def open_tier(specs: Sequence[str], *, block_bytes: int, staging_bytes: int = ST
         return None
     if parsed[-1].kind == "ram":
         return RamTier(parsed[-1].max_bytes)
-    disk = DiskTier(parsed[-1].path, parsed[-1].max_bytes, staging_bytes=max(staging_bytes, 2 * block_bytes))
+    disk = DiskTier(parsed[-1].path, parsed[-1].max_bytes, block_bytes=block_bytes, staging_bytes=staging_bytes)
     return TierChain(parsed[0].max_bytes, disk) if len(parsed) == 2 else disk
 
 

@@ -43,6 +43,37 @@ def test_flush_writes_what_ram_holds_and_a_restart_finds_it(tmp_path: Path) -> N
     again.close()
 
 
+def test_flush_writes_each_block_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = DiskTier(str(tmp_path), 2**24)
+    given: list[bytes] = []
+    real = disk.put
+    monkeypatch.setattr(disk, "put", lambda key, payload: [given.append(key), real(key, payload)][1])
+    chain = TierChain(RAM_BYTES, disk)
+    for n in range(3):
+        chain.put(key_of(n), payload_of(n))
+        assert chain.flush(SECONDS)
+        chain.put(key_of(0), payload_of(0))
+    assert given == [key_of(n) for n in range(3)]
+    chain.put(key_of(3), payload_of(3))
+    chain.put(key_of(4), payload_of(4))  # RAM evicts one that the disk has already: it becomes younger there
+    assert given[3:] == [key_of(1)]
+    assert chain.flush(SECONDS)
+    assert given[4:] == [key_of(3), key_of(4)]
+    assert disk.stats().num_stored == 5
+    chain.close()
+
+
+def test_a_flush_that_ran_out_of_time_goes_on_with_the_next(tmp_path: Path) -> None:
+    disk = DiskTier(str(tmp_path), 2**24, staging_bytes=10_000)
+    chain = TierChain(10 * ram_charge(5000), disk)
+    for n in range(10):
+        chain.put(key_of(n), payload_of(n))
+    chain.flush(0)
+    assert chain.flush(SECONDS)
+    assert held(disk, 10) == list(range(10))
+    chain.close()
+
+
 def test_a_block_too_large_for_ram_goes_straight_to_the_disk(tmp_path: Path) -> None:
     chain = TierChain(RAM_BYTES, DiskTier(str(tmp_path), 2**24))
     payload = payload_of(0, RAM_BYTES)

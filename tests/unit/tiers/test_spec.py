@@ -11,7 +11,7 @@ from octavo.tiers.chain import TierChain
 from octavo.tiers.disk import DiskTier
 from octavo.tiers.ram import RamTier
 from octavo.tiers.spec import open_tier
-from support.tier_blocks import SECONDS, key_of, payload_of
+from support.tier_blocks import SECONDS, fetch, key_of, payload_of
 
 BLOCK = 368_640
 
@@ -49,6 +49,16 @@ def test_a_tier_too_small_for_one_block_is_refused_and_the_size_named_is_enough(
         tier.flush(SECONDS)
         assert tier.contains(key_of(1))
         tier.close()
+
+
+def test_blocks_of_a_very_large_model_are_taken(tmp_path: Path) -> None:
+    block_bytes = 20 * 2**20
+    tier = open_tier((f"disk:{tmp_path},1GiB",), block_bytes=block_bytes)
+    assert tier is not None
+    assert tier.put(key_of(1), bytes(block_bytes))
+    assert tier.flush(SECONDS)
+    assert fetch(tier, 1) == [bytes(block_bytes)]
+    tier.close()
 
 
 def test_a_staging_buffer_smaller_than_a_block_still_takes_two(tmp_path: Path) -> None:
