@@ -73,6 +73,7 @@ class Swapper:
         self._max_blocks = max(max_loading_bytes // max(block_bytes, 1), 1)
         self._fetches: dict[bytes, _Fetch] = {}
         self._waits: dict[SeqId, _Wait] = {}
+        self._is_full = False  # in this plan: somebody was refused
         self._failed: OrderedDict[bytes, None] = OrderedDict()  # not asked for again until stored again
 
     # -- questions ---------------------------------------------------------------------------------------------------
@@ -141,7 +142,8 @@ class Swapper:
         """Asks the tier for what is absent of `hit`. False, asking nothing, where the bounds forbid it now."""
         names = [self.tier_key(absent.group, absent.key) for absent in hit.absent]
         new = [name for name in names if name not in self._fetches]
-        if new and self._fetches and len(self._fetches) + len(new) > self._max_blocks:
+        if new and (self._is_full or (self._fetches and len(self._fetches) + len(new) > self._max_blocks)):
+            self._is_full = True  # nobody behind goes ahead of a large one, or it would never have its turn
             return False
         wait = self._waits.setdefault(sequence.seq_id, _Wait(now))
         for name in names:
@@ -157,6 +159,7 @@ class Swapper:
 
     def collect(self, waiting: Mapping[SeqId, Sequence], now: float) -> None:
         """Takes in what the tier has fetched, and forgets sequences that wait no more. Once a plan."""
+        self._is_full = False
         for name, payload in self.tier.finished():
             self._arrived(name, payload, now)
         for seq_id in [s for s in self._waits if (q := waiting.get(s)) is None or q.status is not Status.WAITING]:

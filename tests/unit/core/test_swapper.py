@@ -173,6 +173,8 @@ def test_loads_beyond_the_bound_wait_but_one_sequence_alone_may_exceed_it() -> N
     assert not scene.swapper.fetch(small, scene.hit(5), 0.0), "what arrived counts until it is taken"
     assert scene.swapper.fetch(small, scene.hit(4), 0.0), "but sharing it costs nothing"
     scene.swapper.started(big.seq_id, scene.hit(0, 1, 2, 3, 4))
+    assert not scene.swapper.fetch(small, scene.hit(4, 5), 0.0), "somebody was refused in this very plan"
+    scene.collect()
     assert scene.swapper.fetch(small, scene.hit(4, 5, 6), 0.0)
 
 
