@@ -74,6 +74,7 @@ class KVCacheManager:
         self.pool = pool
         self.block_size = block_size
         self.windows = tuple(windows)
+        self._has_windows = any(window is not None for window in windows)
         self.enable_prefix_caching = enable_prefix_caching
         self.num_copies = 0
         self.num_folded = 0
@@ -203,16 +204,13 @@ class KVCacheManager:
             positions                  ^first_write     ^end      part is copied if another table holds it,
                                                            or if it can be found: a branch left within a full block
         """
-        self._leave_windows(tables, first)
+        if self._has_windows:
+            self._leave_windows(tables, first)
         size, pool = self.block_size, self.pool
         target, begin = -(-end // size), first_write // size
-        num_new = max(target - tables.num_blocks, 0) * len(tables.blocks)
-        shared = [
-            (group, index)
-            for group, table in enumerate(tables.blocks)
-            for index in range(begin, min(target, len(table)))
-            if (block := table[index]) is not None and (block.ref_count > 1 or block.key is not None)
-        ]
+        num_blocks = tables.num_blocks
+        num_new = max(target - num_blocks, 0) * len(tables.blocks)
+        shared = self._shared(tables, begin, target) if begin < num_blocks else ()
         if num_new + len(shared) > pool.num_free:
             return False
         for group, index in shared:
@@ -287,7 +285,7 @@ class KVCacheManager:
         """Changes of tables the executor knows, in the order they were made."""
         if not self._updates:
             return ()
-        updates = tuple(update for changes in self._updates.values() for update in changes)
+        updates = tuple([update for changes in self._updates.values() for update in changes])
         self._updates.clear()
         return updates
 
@@ -378,6 +376,15 @@ class KVCacheManager:
             tables.num_dropped[group] = end
             self._note(tables, group, begin, (NULL_BLOCK,) * (end - begin))
 
+    def _shared(self, tables: BlockTables, begin: int, end: int) -> list[tuple[int, int]]:
+        """(group, logical block) of the blocks in [begin, end) that another table holds too, or that can be found."""
+        return [
+            (group, index)
+            for group, table in enumerate(tables.blocks)
+            for index in range(begin, min(end, len(table)))
+            if (block := table[index]) is not None and (block.ref_count > 1 or block.key is not None)
+        ]
+
     def _copy_on_write(self, tables: BlockTables, group: int, index: int) -> None:
         """Of a block that is filled in part, or of which a branch shares a part: then the rest is written anew."""
         shared = tables.blocks[group][index]
@@ -393,7 +400,7 @@ class KVCacheManager:
         for group, table in enumerate(tables.blocks):
             new = self.pool.take(target - first)
             table.extend(new)
-            self._note(tables, group, first, tuple(block.block_id for block in new))
+            self._note(tables, group, first, tuple([block.block_id for block in new]))
 
     def _replace(self, tables: BlockTables, group: int, index: int, block: Block) -> None:
         tables.blocks[group][index] = block

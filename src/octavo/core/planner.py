@@ -100,7 +100,7 @@ class Planner:
             if sequence.status is not running:
                 continue  # gave way to one before it in this very plan
             first = sequence.num_computed_tokens + sequence.num_inflight_tokens
-            count = len(sequence.token_ids) + sequence.num_pending_tokens - first
+            count = remaining = len(sequence.token_ids) + sequence.num_pending_tokens - first
             if count <= 0 or (overlaps and self._must_see_token(sequence)):
                 continue
             if count != 1:
@@ -120,7 +120,7 @@ class Planner:
             append(sequence)
             append_first(first)
             append_count(1)
-            draws = 1 if first + 1 == len(sequence.token_ids) + sequence.num_pending_tokens else 0
+            draws = 1 if remaining == 1 else 0
             append_draws(draws)
             append_write(sequence.first_write)
             sequence.num_inflight_tokens += 1

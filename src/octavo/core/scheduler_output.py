@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from octavo.core.block import BlockId, SeqId
 from octavo.outputs import TokenLogprobs
@@ -37,8 +37,7 @@ class AddedRow:
     num_top: int | None  # best log-probabilities to report beside the one of each drawn token; None: not even that
 
 
-@dataclass(frozen=True, slots=True)
-class BlockUpdate:
+class BlockUpdate(NamedTuple):
     """table[group][first : first + len(block_ids)] = block_ids; appends where `first` is the table's length."""
 
     seq_id: SeqId
