@@ -38,6 +38,7 @@ Arena::Arena(int64_t num_blocks, int64_t block_size, int64_t num_layers, int64_t
   if (bytes * static_cast<double>(num_blocks) > 1.0e14) throw std::invalid_argument("the arena exceeds 100 TB");
   block_bytes_ = static_cast<size_t>(bytes);
   data_ = static_cast<uint8_t*>(reserve_memory(block_bytes_ * static_cast<size_t>(num_blocks)));
+  keep_small_pages(data_, block_bytes_ * static_cast<size_t>(num_blocks));
 }
 
 Arena::~Arena() { unmap_memory(data_, block_bytes_ * static_cast<size_t>(num_blocks_)); }

@@ -38,6 +38,14 @@ void unmap_memory(void* address, size_t bytes) noexcept {
 
 void* reserve_memory(size_t bytes) { return map_pages(bytes, MAP_NORESERVE); }
 
+void keep_small_pages(void* address, size_t bytes) noexcept {
+#ifdef MADV_NOHUGEPAGE
+  madvise(address, bytes, MADV_NOHUGEPAGE);
+#else
+  static_cast<void>(address), static_cast<void>(bytes);
+#endif
+}
+
 void discard_memory(void* address, size_t bytes) noexcept {
   const uintptr_t page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
   const uintptr_t begin = (reinterpret_cast<uintptr_t>(address) + page - 1) / page * page;

@@ -12,6 +12,10 @@ void unmap_memory(void* address, size_t bytes) noexcept;
 // Address space without a promise of memory behind it; pages come when written. Throws std::bad_alloc.
 void* reserve_memory(size_t bytes);
 
+// Never huge pages here, whatever the system prefers: what is given back in pieces would stay held in them, and what
+// was given back could come again when the system joins small pages.
+void keep_small_pages(void* address, size_t bytes) noexcept;
+
 // Gives the whole pages inside [address, address + bytes) back; they read as zero afterwards.
 void discard_memory(void* address, size_t bytes) noexcept;
 

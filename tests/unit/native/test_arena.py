@@ -90,6 +90,29 @@ def test_memory_is_taken_when_written_and_given_back_when_released() -> None:
     assert held.read(100) == bytes(held.block_bytes)
 
 
+def mapping_flags(num_bytes: int) -> list[str]:
+    """Of the mappings that are exactly so large, from the kernel's list."""
+    flags, is_it = [], False
+    with open("/proc/self/smaps") as file:
+        for line in file:
+            first = line.split()[0]
+            if "-" in first and not first.endswith(":"):
+                begin, end = (int(part, 16) for part in first.split("-"))
+                is_it = end - begin == num_bytes
+            elif is_it and first == "VmFlags:":
+                flags += line.split()[1:]
+    return flags
+
+
+@pytest.mark.skipif(
+    not os.path.exists("/sys/kernel/mm/transparent_hugepage/enabled") or not os.path.exists("/proc/self/smaps"),
+    reason="this system has no huge pages, or no list of mappings",
+)
+def test_no_huge_page_can_hold_what_was_given_back() -> None:
+    held = _native.Arena(12_347, 16, num_layers=30, num_kv_heads=3, head_dim=64, dtype="bfloat16")
+    assert "nh" in mapping_flags(12_347 * held.block_bytes)
+
+
 def test_releasing_leaves_neighbours_as_they_are() -> None:
     held = arena(num_blocks=64, head_dim=80)
     for block in range(64):
