@@ -23,6 +23,7 @@ from support.fake_engine import InProcessEngine, ScriptedEngine
 Result = TypeVar("Result")
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
+FORK = "/v1/fork"
 MESSAGES = [{"role": "user", "content": "hello"}]
 
 

@@ -11,17 +11,17 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import HTMLResponse
 
 from octavo import __version__
-from octavo.server import errors, tokens
+from octavo.server import debug, errors, tokens
 from octavo.server.config import ServerConfig
 from octavo.server.docs_page import PAGE, PAGE_POLICY, install_openapi
 from octavo.server.door import Door
 from octavo.server.errors import json_response
 from octavo.server.metrics import CONTENT_TYPE, ServerMetrics
-from octavo.server.openai import chat, completions, models
+from octavo.server.openai import chat, completions, forks, models
 from octavo.server.openai import responses as shapes
 from octavo.server.openai.call import Routes
 from octavo.server.openai.parse import UnknownNames
-from octavo.server.openai.schemas import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from octavo.server.openai.schemas import ChatRequest, CompletionRequest, DetokenizeRequest, ForkRequest, TokenizeRequest
 from octavo.server.protocol import EngineLike, TemplateLike, TokenizerLike
 from octavo.server.state import Loaded, Phase, ServerState
 
@@ -62,12 +62,14 @@ def build_app(state: ServerState) -> FastAPI:
     _add_openai(app, routes)
     _add_tokens(app, routes)
     _add_status(app, state)
+    _add_debug(app, state)
     errors.install(app)
     install_openapi(
         app,
         {
             "/v1/chat/completions": ChatRequest,
             "/v1/completions": CompletionRequest,
+            "/v1/fork": ForkRequest,
             "/tokenize": TokenizeRequest,
             "/detokenize": DetokenizeRequest,
         },
@@ -93,6 +95,11 @@ def _add_openai(app: FastAPI, routes: Routes) -> None:
         """The continuation of one or many prompts, whole or as server-sent events."""
         return await completions.create_completion(routes, request)
 
+    @app.post("/v1/fork", responses=_ok(shapes.Fork), response_class=Response)
+    async def create_fork(request: Request) -> Response:
+        """Other continuations of an earlier answer, live or ended lately, from any of its tokens on."""
+        return await forks.create_fork(routes, request)
+
     @app.get("/v1/models", responses=_ok(shapes.ModelList), response_class=Response)
     async def list_models() -> Response:
         """The names this server answers to."""
@@ -114,6 +121,18 @@ def _add_tokens(app: FastAPI, routes: Routes) -> None:
     async def detokenize(request: Request) -> Response:
         """The text of token ids."""
         return await tokens.detokenize(routes, request)
+
+
+def _add_debug(app: FastAPI, state: ServerState) -> None:
+    @app.get("/debug/requests/{call_id}", responses=_ok(shapes.RequestRecord), response_class=Response)
+    async def show_request(request: Request, call_id: str) -> Response:
+        """What the engine knows of a call's requests, for its own key and the administrator."""
+        return await debug.show_request(state, request, call_id)
+
+    @app.post("/reset_prefix_cache", responses=_ok(shapes.PrefixCacheReset), response_class=Response)
+    async def reset_prefix_cache(request: Request) -> Response:
+        """Nothing computed so far is found again. For the administrator."""
+        return await debug.reset_prefix_cache(state, request)
 
 
 def _add_status(app: FastAPI, state: ServerState) -> None:

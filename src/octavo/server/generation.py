@@ -18,7 +18,7 @@ from starlette.types import Receive
 
 from octavo.engine.engine_request import EngineRequest
 from octavo.errors import InternalError, OctavoError, retry_after_seconds
-from octavo.outputs import SequenceDelta, TokenLogprobs
+from octavo.outputs import CacheReport, SequenceDelta, TokenLogprobs
 from octavo.server.errors import ClientGone, ServiceUnavailable
 from octavo.server.limits import Limits
 from octavo.server.metrics import ServerMetrics
@@ -61,14 +61,24 @@ class Generation:
     """The engine requests of one call, in the order of its prompts."""
 
     def __init__(
-        self, loaded: Loaded, requests: Sequence[EngineRequest], limits: Limits, metrics: ServerMetrics
+        self,
+        loaded: Loaded,
+        requests: Sequence[EngineRequest],
+        limits: Limits,
+        metrics: ServerMetrics,
+        *,
+        num_shared_tokens: int | None = None,
     ) -> None:
+        """`num_shared_tokens`: of the one prompt that all requests begin with, where they are branches."""
         self._loaded = loaded
         self._requests = requests
         self._limits = limits
         self._metrics = metrics
         self._prompts_seen: set[int] = set()
-        self.usage = Usage(prompt_tokens=sum(len(request.prompt_token_ids) for request in requests))
+        self._is_fork = num_shared_tokens is not None
+        num_prompt_tokens = sum(len(request.prompt_token_ids) for request in requests)
+        self.usage = Usage(prompt_tokens=num_prompt_tokens if num_shared_tokens is None else num_shared_tokens)
+        self.cache_reports: dict[int, CacheReport] = {}  # by number of the prompt, once its last sample ended
 
     async def run(self) -> AsyncGenerator[Step, None]:
         """Deltas of all prompts as they come. Raises QueueFull, BadRequest, EngineDead, InternalError."""
@@ -116,11 +126,16 @@ class Generation:
 
     def _account(self, number: int, delta: SequenceDelta) -> None:
         if number not in self._prompts_seen:
+            if self._is_fork and self._prompts_seen:  # it counts once: as far as no branch had to compute it
+                self.usage.cached_tokens = min(self.usage.cached_tokens, delta.num_cached_tokens)
+            else:
+                self.usage.cached_tokens += delta.num_cached_tokens
             self._prompts_seen.add(number)
-            self.usage.cached_tokens += delta.num_cached_tokens
         self.usage.completion_tokens += len(delta.token_ids)
         if delta.timings is not None:
             self._metrics.observe(delta.timings)
+            if delta.timings.cache is not None:
+                self.cache_reports[number] = delta.timings.cache
         if delta.finish_reason == "error" and delta.error_code is not None:
             raise ServiceUnavailable(
                 delta.error or "the request took too long",

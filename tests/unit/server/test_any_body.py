@@ -9,9 +9,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from octavo.server.openai.responses import ChatCompletion, Completion
-from octavo.server.openai.schemas import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
-from support.http_site import CHAT, COMPLETIONS, MESSAGES, check_error, events, run, site
+from octavo.server.openai.responses import ChatCompletion, Completion, Fork
+from octavo.server.openai.schemas import ChatRequest, CompletionRequest, DetokenizeRequest, ForkRequest, TokenizeRequest
+from support.http_site import CHAT, COMPLETIONS, FORK, MESSAGES, check_error, events, run, site
 
 SCALARS = (
     st.none()
@@ -53,11 +53,19 @@ GOOD: dict[str, Any] = {
     "stream": st.booleans(),
     "seed": st.integers(),
     "logit_bias": st.dictionaries(st.integers(0, 259).map(str), st.floats(-100, 100), max_size=3),
+    "index": st.integers(0, 1),
+    "num_tokens": st.integers(0, 9),
+    "branches": st.lists(
+        st.dictionaries(st.sampled_from(["temperature", "stop", "logprobs", "min_tokens", "x"]), ANY_JSON, max_size=2)
+        | st.fixed_dictionaries({}, optional={"temperature": st.floats(0, 2), "logprobs": st.integers(0, 20)}),
+        max_size=3,
+    ),
     "stream_options": st.fixed_dictionaries({}, optional={"include_usage": st.booleans()}),
 }
 SCHEMAS: dict[str, type[BaseModel]] = {
     CHAT: ChatRequest,
     COMPLETIONS: CompletionRequest,
+    FORK: ForkRequest,
     "/tokenize": TokenizeRequest,
     "/detokenize": DetokenizeRequest,
 }
@@ -84,7 +92,10 @@ def test_any_body_is_answered_or_refused(path: str) -> None:
     def check(body: dict[str, Any]) -> None:
         async def go() -> None:
             async with site(num_gpu_blocks_override=400) as here:
-                response = await here.post(path, body | ({"max_tokens": 9} if "max_tokens" not in body else {}))
+                earlier = {"id": (await here.complete(ignore_eos=True)).json()["id"]} if path == FORK else {}
+                response = await here.post(
+                    path, earlier | body | ({"max_tokens": 9} if "max_tokens" not in body else {})
+                )
                 if response.status_code != 200:
                     assert response.status_code < 500
                     check_error(response)
@@ -93,6 +104,8 @@ def test_any_body_is_answered_or_refused(path: str) -> None:
                     assert response.content.endswith(b"data: [DONE]\n\n")
                 elif path == CHAT:
                     ChatCompletion.model_validate_json(response.content)
+                elif path == FORK:
+                    Fork.model_validate_json(response.content)
                 elif path == COMPLETIONS:
                     Completion.model_validate_json(response.content)
                 again = await here.chat(messages=MESSAGES)

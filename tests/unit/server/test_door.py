@@ -27,7 +27,7 @@ def routes_of(app: FastAPI) -> Iterator[tuple[str, str]]:
         for route in routes:
             assert isinstance(route, APIRoute | Route), f"{route}: a kind of route this test does not know"
             for method in route.methods or ():
-                yield method, route.path.replace("{model:path}", "fake")
+                yield method, route.path.replace("{model:path}", "fake").replace("{call_id}", "cmpl-1")
 
     yield from walk(app.routes)
 

@@ -12,8 +12,9 @@ from typing import Any
 
 from fastapi import Request, Response
 
-from octavo.engine.engine_request import EngineRequest, new_request_id
+from octavo.engine.engine_request import EngineRequest, ForkPoint, new_request_id, request_id_in
 from octavo.errors import BadRequest
+from octavo.outputs import CacheReport, SequenceDelta
 from octavo.sampling_params import SamplingParams
 from octavo.server.caller import Caller
 from octavo.server.generation import Generation
@@ -44,10 +45,27 @@ class Call:
         self.model = self.loaded.check_model(body.model)
         self.names = TokenNames(self.loaded.tokenizer, as_ids=bool(body.return_tokens_as_token_ids))
         self._kind = kind
-        self._id = f"{prefix}-{new_request_id()}"
+        self.id = f"{prefix}-{new_request_id()}"  # ours and unguessable: it opens the record and forks of the call
         self._created = int(time.time())
 
     def generation(self, prompts: Sequence[Sequence[int]], sampling: SamplingParams) -> Generation:
+        num_samples = self.body.n or 1
+        requests = [
+            self.request(number, sampling, number * num_samples, prompt_token_ids=tuple(prompt))
+            for number, prompt in enumerate(prompts)
+        ]
+        return Generation(self.loaded, requests, self.state.config.limits, self.state.metrics)
+
+    def request(
+        self,
+        number: int,
+        sampling: SamplingParams,
+        first_choice: int,
+        *,
+        prompt_token_ids: tuple[int, ...] = (),
+        fork_of: ForkPoint | None = None,
+    ) -> EngineRequest:
+        """The call's request `number`, which gives its choices from `first_choice` on. Raises BadRequest."""
         body, config = self.body, self.state.config
         if body.priority and self.loaded.info.scheduling_policy != "priority":
             raise BadRequest(
@@ -55,33 +73,49 @@ class Call:
                 "with --scheduling-policy priority",
                 param="priority",
             )
-        requests = [
-            EngineRequest(
-                request_id=new_request_id(),
-                prompt_token_ids=tuple(prompt),
-                sampling=sampling,
-                client_id=self.caller.client_id(body.user or body.safety_identifier),
-                priority=body.priority or 0,
-                cache_salt=self.caller.salt(body.cache_salt),
-                owner=self.caller.owner,
-                tenant=self.caller.tenant(body.cache_salt),
-                queue_timeout_seconds=config.queue_timeout_seconds,
-                timeout_seconds=config.request_timeout_seconds,
-                arrival_time=time.monotonic(),
-            )
-            for prompt in prompts
-        ]
-        return Generation(self.loaded, requests, config.limits, self.state.metrics)
+        return EngineRequest(
+            request_id=request_id_in(self.id, number),
+            prompt_token_ids=prompt_token_ids,
+            sampling=sampling,
+            client_id=self.caller.client_id(body.user or body.safety_identifier),
+            priority=body.priority or 0,
+            cache_salt=self.caller.salt(body.cache_salt),
+            owner=self.caller.owner,
+            tenant=self.caller.tenant(body.cache_salt),
+            queue_timeout_seconds=config.queue_timeout_seconds,
+            timeout_seconds=config.request_timeout_seconds,
+            arrival_time=time.monotonic(),
+            fork_of=fork_of,
+            first_choice=first_choice,
+        )
 
     def head(self, kind: str | None = None) -> dict[str, Any]:
         """What every answer and every chunk of it begins with."""
         return {
-            "id": self._id,
+            "id": self.id,
             "object": kind or self._kind,
             "created": self._created,
             "model": self.model,
             "system_fingerprint": self.loaded.fingerprint,
         }
+
+    def explanation(self, generation: Generation) -> dict[str, Any]:
+        """Why each prompt hit or missed the prefix cache, where the server was started to say so."""
+        if not self.state.config.explain_cache:
+            return {}
+        reports = sorted(generation.cache_reports.items())
+        return {"octavo": {"cache": [{"prompt": number} | cache_report(report) for number, report in reports]}}
+
+    def _explained(self, to_chunks: ToChunks) -> ToChunks:
+        """Each prompt's explanation in the chunk that ends its last choice."""
+
+        def chunks(number: int, delta: SequenceDelta) -> list[dict[str, Any]]:
+            made = list(to_chunks(number, delta))
+            if made and delta.timings is not None and delta.timings.cache is not None:
+                made[-1]["octavo"] = {"cache": [{"prompt": number} | cache_report(delta.timings.cache)]}
+            return made
+
+        return chunks if self.state.config.explain_cache else to_chunks
 
     async def stream(self, generation: Generation, to_chunks: ToChunks, kind: str) -> Response:
         """Once the first delta is there."""
@@ -90,10 +124,23 @@ class Call:
         content = events(
             steps,
             generation,
-            to_chunks,
+            self._explained(to_chunks),
             head=self.head(kind),
             include_usage=bool(options and options.include_usage),
             continuous_usage=bool(options and options.continuous_usage_stats),
             request_id=self.request_id,
         )
         return EventStream(content, steps, write_timeout_seconds=self.state.config.limits.write_timeout_seconds)
+
+
+def cache_report(report: CacheReport) -> dict[str, Any]:
+    """As clients read it, here and in a request's record."""
+    return {
+        "reason": report.reason,
+        "text": report.to_text(),
+        "prompt_tokens": report.num_prompt_tokens,
+        "hit_tokens": report.num_hit_tokens,
+        "hit_tokens_by_source": report.num_hit_tokens_by_source,
+        "differs_at": report.differs_at,
+        "evicted_seconds_ago": report.evicted_seconds_ago,
+    }

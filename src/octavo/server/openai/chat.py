@@ -90,6 +90,7 @@ class _ChatCall(Call):
             "choices": [self._choice(index, answer) for index, answer in enumerate(answers)],
             "usage": generation.usage.to_wire(),
         }
+        made |= self.explanation(generation)
         if self.body.prompt_logprobs is not None and answers[0].prompt_logprobs is not None:
             made["prompt_logprobs"] = prompt_logprobs(answers[0].prompt_logprobs, self.names)
         if self._wants_ids:

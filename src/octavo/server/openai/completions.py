@@ -20,7 +20,7 @@ from octavo.server.openai.call import Call, Routes
 from octavo.server.openai.convert import check_prompt_ids, check_samples, check_work, completion_sampling
 from octavo.server.openai.logprobs import CompletionLogprobs, joined, prompt_logprobs
 from octavo.server.openai.parse import read
-from octavo.server.openai.schemas import CompletionRequest
+from octavo.server.openai.schemas import CompletionRequest, ForkRequest
 
 
 async def create_completion(routes: Routes, http: Request) -> Response:
@@ -29,7 +29,7 @@ async def create_completion(routes: Routes, http: Request) -> Response:
 
 async def _answer(routes: Routes, http: Request) -> Response:
     body = await read(http, CompletionRequest, routes.state.config.limits, routes.unknown_names)
-    call = _CompletionCall(routes, http, body)
+    call = CompletionCall(routes, http, body)
     sampling = completion_sampling(body)
     info, limits = call.loaded.info, routes.state.config.limits
     sampling.check_against_model(info.vocab_size)
@@ -72,9 +72,13 @@ async def _encode(routes: Routes, body: CompletionRequest, prompts: list[str | l
     )
 
 
-class _CompletionCall(Call):
-    def __init__(self, routes: Routes, http: Request, body: CompletionRequest) -> None:
-        super().__init__(routes, http, body, prefix="cmpl", kind="text_completion")
+class CompletionCall(Call):
+    """Also of the branches of a fork, which have no prompt here."""
+
+    def __init__(
+        self, routes: Routes, http: Request, body: CompletionRequest | ForkRequest, *, prefix: str = "cmpl"
+    ) -> None:
+        super().__init__(routes, http, body, prefix=prefix, kind="text_completion")
         self.prompts: list[list[int]] = []
         self._texts: list[str] = []  # of the prompts, where they are echoed
         self._echo = bool(body.echo)
@@ -117,7 +121,7 @@ class _CompletionCall(Call):
     def _chunk(self, number: int, index: int, delta: SequenceDelta) -> dict[str, Any] | None:
         is_first = index not in self._streams
         if is_first:
-            self._streams[index] = self._counter()
+            self._streams[index] = self._counter(number)
         text, logprobs = delta.text, None
         counter = self._streams[index]
         if is_first and self._echo:
@@ -139,24 +143,25 @@ class _CompletionCall(Call):
             choice["stop_reason"] = delta.stop_reason
         if self._wants_ids:
             choice["token_ids"] = list(delta.token_ids)
-            if is_first:
+            if is_first and self.prompts:
                 choice["prompt_token_ids"] = self.prompts[number]
         return choice
 
     def whole(self, answers: list[Answer], generation: Generation) -> dict[str, Any]:
         if self._max_tokens == 0:  # one sample of each prompt stands for all n
             answers = [answer for answer in answers for _ in range(self._num_samples)]
-        return self.head() | {
+        made = self.head() | {
             "choices": [self._choice(index, answers) for index in range(len(answers))],
             "usage": generation.usage.to_wire(),
         }
+        return made | self.explanation(generation)
 
     def _choice(self, index: int, answers: list[Answer]) -> dict[str, Any]:
         number = index // self._num_samples
         answer = answers[index]
         at_prompt = answers[number * self._num_samples].prompt_logprobs
         logprobs = None
-        if (counter := self._counter()) is not None:
+        if (counter := self._counter(number)) is not None:
             logprobs = counter.piece(()) if not self._echo else self._echo_logprobs(counter, number, at_prompt)
             piece = counter.piece(answer.logprobs)
             logprobs = joined(logprobs, piece) if logprobs is not None else piece
@@ -170,10 +175,14 @@ class _CompletionCall(Call):
         if self.body.prompt_logprobs is not None:
             choice["prompt_logprobs"] = None if at_prompt is None else prompt_logprobs(at_prompt, self.names)
         if self._wants_ids:
-            choice |= {"token_ids": answer.token_ids, "prompt_token_ids": self.prompts[number]}
+            choice["token_ids"] = answer.token_ids
+            if self.prompts:
+                choice["prompt_token_ids"] = self.prompts[number]
         return choice
 
-    def _counter(self) -> CompletionLogprobs | None:
+    def _counter(self, number: int) -> CompletionLogprobs | None:
+        """Of a sample of prompt `number`; None where no log-probabilities are asked for."""
+        del number
         if self._num_top is None:
             return None
         return CompletionLogprobs(self.names, self._num_top, skip_special=self._skip_special)

@@ -15,7 +15,14 @@ from octavo.engine.info import EngineInfo
 from octavo.errors import BadRequest
 from octavo.sampling_params import SamplingParams
 from octavo.server.limits import MAX_CACHE_SALT_BYTES, MAX_TEMPLATE_KWARGS_BYTES, Limits
-from octavo.server.openai.schemas import ChatRequest, CompletionRequest, ContentPart, Message, SamplingFields
+from octavo.server.openai.schemas import (
+    BranchFields,
+    ChatRequest,
+    CompletionRequest,
+    ContentPart,
+    Message,
+    SamplingFields,
+)
 
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's, for /v1/completions
 OWN_TEMPLATE_NAMES = frozenset(
@@ -49,6 +56,17 @@ def completion_sampling(request: CompletionRequest) -> SamplingParams:
         max_tokens=DEFAULT_COMPLETION_TOKENS if max_tokens is None else max_tokens,
         logprobs=request.logprobs,
         prompt_logprobs=prompt_logprobs,
+    )
+
+
+def branch_sampling(request: BranchFields) -> SamplingParams:
+    """Of one branch of a fork, or of all where they are alike. Raises BadRequest."""
+    max_tokens = _one_of(request.max_tokens, request.max_completion_tokens)
+    return _sampling(
+        request,
+        max_tokens=DEFAULT_COMPLETION_TOKENS if max_tokens is None else max_tokens,
+        logprobs=request.logprobs,
+        prompt_logprobs=None,
     )
 
 
@@ -139,17 +157,21 @@ def check_work(prompts: Sequence[Sequence[int]], sampling: SamplingParams, info:
     rooms = [info.max_model_len - len(prompt) for prompt in prompts]
     most = info.max_model_len if sampling.max_tokens is None else sampling.max_tokens
     tokens = sampling.n * sum(min(most, room) for room in rooms)
-    if tokens > limits.max_work_tokens:
-        raise BadRequest(
-            f"{len(prompts)} prompts, n {sampling.n} and max_tokens ask for up to {tokens} tokens, "
-            f"the limit of one call is {limits.max_work_tokens}; split it",
-            param="max_tokens",
-        )
     logprobs = 0
     if sampling.logprobs is not None:
         logprobs += tokens * (1 + sampling.logprobs)
     if sampling.prompt_logprobs is not None:
         logprobs += sum(map(len, prompts)) * (1 + sampling.prompt_logprobs)
+    check_totals(f"{len(prompts)} prompts, n {sampling.n} and max_tokens", tokens, logprobs, limits)
+
+
+def check_totals(what: str, tokens: int, logprobs: int, limits: Limits) -> None:
+    """What a call asks for altogether, at most. Raises BadRequest."""
+    if tokens > limits.max_work_tokens:
+        raise BadRequest(
+            f"{what} ask for up to {tokens} tokens, the limit of one call is {limits.max_work_tokens}; split it",
+            param="max_tokens",
+        )
     if logprobs > limits.max_logprobs:
         raise BadRequest(
             f"the call asks for up to {logprobs} log-probabilities, the limit is {limits.max_logprobs}; "

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
 from fastapi import Request
@@ -79,16 +79,21 @@ def validate(schema: type[Schema], data: dict[str, Any], unknown: UnknownNames) 
     """Raises BadRequest naming the first field at fault."""
     present = {name: value for name, value in data.items() if value is not None}
     unknown.note(name for name in present if name not in schema.model_fields)
-    for name, value in present.items():
-        field = schema.model_fields.get(name)
-        if field is not None and (values := neutral_values(field)) is not None:
-            _check_neutral(name, value, values)
+    check_neutral(schema, present)
     try:
         return schema.model_validate(present)
     except ValidationError as error:
         raise _bad_request(schema, error.errors(include_url=False)) from None
     except RecursionError:
         raise BadRequest("the body nests too deeply; flatten it") from None
+
+
+def check_neutral(schema: type[BaseModel], present: Mapping[str, Any]) -> None:
+    """Raises BadRequest naming the first field that this server does not implement and that asks for something."""
+    for name, value in present.items():
+        field = schema.model_fields.get(name)
+        if field is not None and (values := neutral_values(field)) is not None:
+            _check_neutral(name, value, values)
 
 
 def _check_neutral(name: str, value: Any, values: list[Any]) -> None:

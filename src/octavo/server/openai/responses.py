@@ -36,6 +36,28 @@ class UsageBody(Shape):
     prompt_tokens_details: PromptTokensDetails
 
 
+class RecordedCache(Shape):
+    """Why a prompt hit the prefix cache as far as it did, and no further."""
+
+    reason: str
+    text: str
+    prompt_tokens: int
+    hit_tokens: int
+    hit_tokens_by_source: dict[str, int]
+    differs_at: int | None
+    evicted_seconds_ago: float | None
+
+
+class CacheExplanation(RecordedCache):
+    prompt: int  # number in the call; of a fork, of the branch
+
+
+class Explained(Shape):
+    """With --explain-cache."""
+
+    cache: list[CacheExplanation]
+
+
 class TopLogprob(Shape):
     token: str
     logprob: float
@@ -84,6 +106,7 @@ class ChatCompletion(Shape):
     usage: UsageBody
     prompt_logprobs: PromptLogprobs | None = None
     prompt_token_ids: list[int] | None = None
+    octavo: Explained | None = None
 
 
 class ChatDelta(Shape):
@@ -109,6 +132,7 @@ class ChatChunk(Shape):
     choices: list[ChatChunkChoice]
     usage: UsageBody | None = None
     prompt_token_ids: list[int] | None = None
+    octavo: Explained | None = None
 
 
 class CompletionLogprobsBody(Shape):
@@ -137,6 +161,64 @@ class Completion(Shape):
     system_fingerprint: str
     choices: list[CompletionChoice]
     usage: UsageBody | None = None  # absent from a stream's chunks unless asked for
+    octavo: Explained | None = None
+
+
+class ForkedFrom(Shape):
+    id: str
+    index: int
+    num_tokens: int  # of the answer that every branch begins with
+
+
+class Fork(Completion):
+    forked_from: ForkedFrom
+
+
+class RecordedChoice(Shape):
+    index: int
+    completion_tokens: int
+    finish_reason: Literal["stop", "length", "abort", "error"] | None
+
+
+class RecordedSwap(Shape):
+    after: float
+    tokens: int
+    load_seconds: float
+    recompute_seconds: float | None
+    chosen: Literal["swap", "recompute"]
+    forced: bool
+
+
+class RecordedRequest(Shape):
+    """One prompt or branch. `created` in unix seconds, what ends in `after` in seconds after it."""
+
+    state: Literal["waiting", "running", "finished"]
+    created: float
+    started_after: float | None
+    first_token_after: float | None
+    finished_after: float | None
+    prompt_tokens: int
+    given_tokens: int  # of these, the last, which an earlier answer gave
+    cached_tokens: int
+    choices: list[RecordedChoice]
+    seed: int
+    sample_index: int
+    parameters: dict[str, bool | int | float | str | None]
+    priority: int
+    preemptions: int
+    cache: RecordedCache | None
+    swap_decisions: list[RecordedSwap]
+    forked_from: ForkedFrom | None
+
+
+class RequestRecord(Shape):
+    id: str
+    object: Literal["request"]
+    requests: list[RecordedRequest]
+
+
+class PrefixCacheReset(Shape):
+    num_blocks: int  # that could be found
 
 
 class ModelCard(Shape):

@@ -24,6 +24,7 @@ from octavo.server.limits import (
     MAX_MESSAGES,
     MAX_MODEL_NAME_CHARS,
     MAX_PRIORITY,
+    MAX_REQUEST_ID_CHARS,
     MAX_TEMPLATE_KWARGS,
     MAX_TOOL_CALLS,
     MAX_TOOL_NAME_CHARS,
@@ -136,6 +137,30 @@ class CompletionRequest(SamplingFields):
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     suffix: Any = neutral("")
     prompt_embeds: Any = neutral()
+
+
+class BranchFields(SamplingFields):
+    """How one branch of a fork is drawn. Absent fields are those of /v1/completions, whatever the origin's were."""
+
+    max_tokens: Annotated[int, Field(ge=1, le=MAX_INT)] | None = None  # of the branch's own; absent: 16
+    max_completion_tokens: Annotated[int, Field(ge=1, le=MAX_INT)] | None = None
+    logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    cache_salt: Any = neutral()  # a branch lives in the cache of its origin
+    prompt_logprobs: Any = neutral()  # ask /v1/completions for them
+    echo: Any = neutral(False)
+    suffix: Any = neutral("")
+    add_special_tokens: Any = neutral(False)
+
+
+class ForkRequest(BranchFields):
+    """POST /v1/fork: other continuations of an earlier answer of this key, live or ended lately."""
+
+    id: Annotated[str, Field(min_length=1, max_length=MAX_REQUEST_ID_CHARS)]  # as in the answer or any of its chunks
+    index: Annotated[int, Field(ge=0, le=MAX_INT)] | None = None  # of the choice; absent: 0
+    num_tokens: Annotated[int, Field(ge=0, le=MAX_INT)] | None = None  # of the answer that are kept; absent: all so far
+    branches: Annotated[list[BranchFields], Field(min_length=1, max_length=MAX_N, fail_fast=True)] | None = Field(
+        default=None, description="a list of objects with what each branch has of its own; absent: n alike"
+    )
 
 
 class ContentPart(Model):
