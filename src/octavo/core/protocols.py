@@ -63,7 +63,7 @@ class TierStats:
     stored_bytes: int = 0  # moved since the start, out of memory
     loaded_bytes: int = 0  # and back
     load_seconds: float = 0.0  # what the loads took, to be set against `loaded_bytes`
-    off: str = ""  # why the tier was turned off; "" while it works
+    off: str = ""  # why the tier, or one of two in a row, was turned off; "" while all works
 
 
 class Tier(Protocol):

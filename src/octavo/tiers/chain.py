@@ -65,7 +65,7 @@ class TierChain:
         return self._disk.flush(max(0.0, deadline - time.monotonic()))
 
     def stats(self) -> TierStats:
-        """Sums over both; `off` stays empty while RAM works. See `parts` for each one's own."""
+        """Sums over both; `off` is the disk's: RAM goes on alone. See `parts` for each one's own."""
         ram, disk = self._ram.stats(), self._disk.stats()
         return TierStats(
             name=f"{ram.name}+{disk.name}",
@@ -81,7 +81,7 @@ class TierChain:
             stored_bytes=ram.stored_bytes + disk.stored_bytes,
             loaded_bytes=ram.loaded_bytes + disk.loaded_bytes,
             load_seconds=ram.load_seconds + disk.load_seconds,
-            off=ram.off,
+            off=f"disk: {disk.off}" if disk.off else "",
         )
 
     def close(self) -> None:

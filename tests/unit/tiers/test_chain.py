@@ -92,6 +92,7 @@ def test_ram_goes_on_when_the_disk_is_off(tmp_path: Path, caplog: pytest.LogCapt
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert held(chain, 6) == [2, 3, 4, 5]
     assert fetch(chain, 0, 5) == [None, payload_of(5)]
-    assert chain.stats().off == ""
-    assert chain.parts[1].stats().off
+    assert chain.stats().off == f"disk: {chain.parts[1].stats().off}"
+    assert chain.parts[0].stats().off == ""
+    assert "No such file" in chain.stats().off
     chain.close()
