@@ -39,6 +39,7 @@ class ServerProcess:
 
     def __init__(self, model: str, *options: str, log: Path, wrapper: Sequence[str] = ()) -> None:
         self.port = 0
+        self.headers: dict[str, str] = {}  # of the questions below, where the server asks for a key
         self._log = log
         environment = dict(os.environ, PYTHONPATH=str(SOURCE), PYTHONUNBUFFERED="1")
         with log.open("wb") as output:
@@ -97,7 +98,7 @@ class ServerProcess:
     def metrics(self) -> dict[str, float]:
         """The sum of each sample over its labels."""
         found: dict[str, float] = {}
-        text = httpx.get(f"{self.url}/metrics").text
+        text = httpx.get(f"{self.url}/metrics", headers=self.headers).text
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
                 found[sample.name] = found.get(sample.name, 0.0) + sample.value

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from octavo.config import DEFAULT_MODEL, EngineConfig, forced_isa
 from octavo.engine.build import build_engine, make_chat_template
-from octavo.engine.engine_request import EngineRequest, new_request_id
+from octavo.engine.engine_request import EngineRequest, ForkPoint, new_request_id
 from octavo.engine.info import EngineInfo, EngineStats
 from octavo.engine.interrupt import Interrupt
 from octavo.engine.progress import LoadingBar
@@ -105,6 +105,35 @@ class LLM:
         show = sys.stderr.isatty() and len(wanted) >= PROGRESS_MIN_REQUESTS if progress is None else progress
         return self._run(wanted, params, show)
 
+    def fork(
+        self,
+        request: RequestOutput | str,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        index: int = 0,
+        num_tokens: int | None = None,
+        progress: bool | None = None,
+    ) -> list[RequestOutput]:
+        """Other continuations of an earlier answer: one for each of the parameters, each behind the first `num_tokens`
+        tokens of its sample `index` (None: all but an end token), with the blocks up to there shared.
+
+        `request`: what `generate`, `chat` or `fork` gave, or its request_id. Raises NotFound where it is unknown or
+        ended too long ago (ten minutes, a thousand requests), BadRequest where there is no such sample or token.
+        """
+        self._check_open()
+        call_id = request.request_id if isinstance(request, RequestOutput) else request
+        if not isinstance(call_id, str):
+            raise BadRequest("request must be a RequestOutput or its request_id", param="request")
+        for name, value in (("index", index), ("num_tokens", num_tokens)):
+            if not isinstance(value, int | None) or isinstance(value, bool):
+                raise BadRequest(f"{name} must be a whole number", param=name)
+        params = _as_params(sampling_params, None)
+        branch = self._engine.locate(ForkPoint(call_id, index, num_tokens), "")
+        point = ForkPoint(call_id, index, branch.num_tokens)
+        wanted = [RequestOutput(new_request_id(), None, list(branch.prompt_token_ids), []) for _ in params]
+        show = sys.stderr.isatty() and len(wanted) >= PROGRESS_MIN_REQUESTS if progress is None else progress
+        return self._run(wanted, params, show, point)
+
     def close(self) -> None:
         """Frees the model. Idempotent."""
         self._closing()
@@ -127,12 +156,16 @@ class LLM:
         return RequestOutput(new_request_id(), None, prompt, [])
 
     def _run(
-        self, wanted: Sequence[RequestOutput], params: Sequence[SamplingParams], show_progress: bool
+        self,
+        wanted: Sequence[RequestOutput],
+        params: Sequence[SamplingParams],
+        show_progress: bool,
+        fork_of: ForkPoint | None = None,
     ) -> list[RequestOutput]:
         """Keeps the engine's queue filled and collects; ends whatever is left when it is interrupted."""
         pairs = list(zip(wanted, params, strict=True))
         for output, sampling in pairs:
-            self._engine.check_request(_request(output, sampling))
+            self._engine.check_request(_request(output, sampling, fork_of))
         by_id = {output.request_id: output for output in wanted}
         max_live = min(2 * self.info.max_num_seqs, self._config.max_queue)  # enough to keep every row busy
         num_open: dict[str, int] = {}  # samples that go on, of each request in the engine
@@ -143,7 +176,7 @@ class LLM:
                     while waiting and len(num_open) < max_live:
                         output, sampling = waiting.pop()
                         _open_samples(output, sampling)
-                        self._engine.add_request(_request(output, sampling))
+                        self._engine.add_request(_request(output, sampling, fork_of))
                         num_open[output.request_id] = sampling.n
                     for delta in self._step():
                         _collect(by_id[delta.request_id], delta)
@@ -206,8 +239,9 @@ class _Bar:
             self._progress.advance(self._task)
 
 
-def _request(output: RequestOutput, sampling: SamplingParams) -> EngineRequest:
-    return EngineRequest(output.request_id, tuple(output.prompt_token_ids), sampling)
+def _request(output: RequestOutput, sampling: SamplingParams, fork_of: ForkPoint | None) -> EngineRequest:
+    prompt = () if fork_of is not None else tuple(output.prompt_token_ids)
+    return EngineRequest(output.request_id, prompt, sampling, fork_of=fork_of)
 
 
 def _as_prompts(prompts: object) -> list[str | list[int]]:
@@ -238,13 +272,14 @@ def _as_conversations(messages: object) -> list[list[Message]]:
     return conversations
 
 
-def _as_params(given: object, count: int) -> list[SamplingParams]:
+def _as_params(given: object, count: int | None) -> list[SamplingParams]:
+    """As many as `count`; None: as many as are given."""
     if given is None or isinstance(given, SamplingParams):
-        return [given or SamplingParams()] * count
+        return [given or SamplingParams()] * (1 if count is None else count)
     listed = _listed(given, _PARAM_KINDS, "sampling_params")
     if not all(isinstance(each, SamplingParams) for each in listed):
         raise BadRequest(_PARAM_KINDS, param="sampling_params")
-    if len(listed) != count:
+    if count is not None and len(listed) != count:
         raise BadRequest(
             f"{len(listed)} sampling_params for {count} prompts; give one, or one for each", param="sampling_params"
         )

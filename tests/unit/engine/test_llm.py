@@ -4,13 +4,14 @@ import io
 import signal
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 import octavo
-from octavo import LLM, BadRequest, ConfigError, ModelFileError, SamplingParams
+from octavo import LLM, BadRequest, ConfigError, ModelFileError, NotFound, SamplingParams
 from octavo.config import EngineConfig
 from octavo.engine.build import build_engine
 from octavo.engine.engine import Engine
@@ -228,3 +229,38 @@ def test_parameters_of_another_kind_or_number_are_refused(llm: LLM, params: Any)
 def test_messages_of_another_kind_are_refused(llm: LLM, messages: Any) -> None:
     with pytest.raises(BadRequest, match="messages"):
         llm.chat(messages, GREEDY)
+
+
+def test_a_fork_continues_an_answer_from_any_token_once_for_each_of_the_parameters(llm: LLM) -> None:
+    drawn = SamplingParams(temperature=1.0, seed=3, max_tokens=20, ignore_eos=True, n=2)
+    (origin,) = llm.generate("a prompt of some blocks", drawn)
+    params = [replace(drawn, n=1, max_tokens=15), SamplingParams(temperature=0.0, max_tokens=4), replace(drawn, seed=4)]
+    same, greedy, other = llm.fork(origin, params, index=1, num_tokens=5)
+    kept = origin.prompt_token_ids + origin.outputs[1].token_ids[:5]
+    assert [each.prompt_token_ids for each in (same, greedy, other)] == [kept] * 3
+    assert same.outputs[0].token_ids == origin.outputs[1].token_ids[5:]
+    assert greedy.outputs[0].token_ids == llm.generate(kept, params[1])[0].outputs[0].token_ids
+    assert [len(each.outputs) for each in (same, greedy, other)] == [1, 1, 2]
+    assert same.num_cached_tokens >= len(kept) // 16 * 16
+    (again,) = llm.fork(same.request_id, params[0], num_tokens=0)
+    assert again.outputs[0].token_ids == same.outputs[0].token_ids
+    assert llm.fork(origin, params[1])[0].prompt_token_ids == origin.prompt_token_ids + origin.outputs[0].token_ids
+
+
+def test_a_fork_of_what_is_not_there_is_refused_by_name(llm: LLM) -> None:
+    (origin,) = llm.generate("a prompt", GREEDY)
+    for arguments, error, param in (
+        ({"request": "nothing"}, NotFound, "id"),
+        ({"request": 5}, BadRequest, "request"),
+        ({"request": origin, "index": 1}, BadRequest, "index"),
+        ({"request": origin, "index": "0"}, BadRequest, "index"),
+        ({"request": origin, "num_tokens": 13}, BadRequest, "num_tokens"),
+        ({"request": origin, "num_tokens": True}, BadRequest, "num_tokens"),
+        ({"request": origin, "sampling_params": [GREEDY, 5]}, BadRequest, "sampling_params"),
+        ({"request": origin, "sampling_params": SamplingParams(stop_token_ids=[10**6])}, BadRequest, "stop_token_ids"),
+    ):
+        with pytest.raises(error) as caught:
+            llm.fork(**arguments)  # type: ignore[arg-type]
+        assert caught.value.param == param
+    assert llm.fork(origin, []) == []
+    assert llm.stats().num_blocks_used == 0
