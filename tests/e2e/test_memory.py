@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
+import pytest
 
 from support.kv_heavy import KV_BYTES_PER_TOKEN, distinct_prompt, kv_heavy_folder
 from support.memory_group import memory_group
@@ -18,7 +19,8 @@ ROOM_BYTES = 256 * MIB  # for KV, and whatever else the server takes once it run
 KV_ALLOWED_BYTES = 4096 * MIB  # what the operator wrongly allowed
 
 
-def test_under_a_limit_the_cache_shrinks_and_every_request_is_served(tmp_path: Path) -> None:
+@pytest.mark.parametrize("tier", [(), ("--kv-tier", "ram:2GiB")], ids=["no tier", "a tier larger than the group"])
+def test_under_a_limit_the_cache_shrinks_and_every_request_is_served(tmp_path: Path, tier: tuple[str, ...]) -> None:
     """All prompts together take 640 MiB of KV, and the group has room for 256 MiB: without shrinking it is killed."""
     model = kv_heavy_folder(tmp_path / "model")
     options = ("--kv-cache-dtype", "float32", "--kv-cache-memory-bytes", str(KV_ALLOWED_BYTES), "--threads", "1")
@@ -32,6 +34,7 @@ def test_under_a_limit_the_cache_shrinks_and_every_request_is_served(tmp_path: P
         "--served-model-name",
         "m",
     )
+    options += tier
     log = tmp_path / "server.log"
     with (
         memory_group(1024 * MIB) as group,

@@ -95,6 +95,9 @@ class ScriptedTier:
         self.off = "a planted fault"
         self.held.clear()
 
+    def shrink(self, num_bytes: int) -> int:
+        return 0
+
     def stats(self) -> TierStats:
         num_bytes = sum(map(len, self.held.values()))
         return TierStats(self._name, len(self.held), num_bytes, 2**60, 0, off=self.off)

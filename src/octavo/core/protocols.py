@@ -92,6 +92,12 @@ class Tier(Protocol):
     def flush(self, timeout_seconds: float) -> bool:
         """Waits until what was taken is written and would survive the end of the process; False when it was not."""
 
+    def shrink(self, num_bytes: int) -> int:
+        """Memory is short: lets go of about so many bytes held in this process's memory, least recently used first.
+
+        Returns how many; 0 for a tier that holds none there.
+        """
+
     def stats(self) -> TierStats: ...
 
     def close(self) -> None:

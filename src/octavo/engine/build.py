@@ -12,6 +12,7 @@ import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from octavo.config import Dtype, EngineConfig, ExecutorName, KVDtype, octavo_home, parse_client_weights
@@ -23,6 +24,7 @@ from octavo.core.step_costs import StepCosts
 from octavo.core.swap_costs import SwapCosts
 from octavo.core.swapper import Swapper
 from octavo.engine.block_mover import tier_identity
+from octavo.engine.c_heap import c_heap_trim
 from octavo.engine.cache_keeper import CacheKeeper, MemorySource, reserve_bytes
 from octavo.engine.engine import Engine
 from octavo.engine.fake_model import fake_next_token
@@ -119,7 +121,7 @@ def build_engine(
         clock=time.monotonic,
         rng=random.Random(config.seed),
         fingerprint=parts.fingerprint,
-        keeper=_cache_keeper(config, scheduler, kind.kv_bytes_per_block, memory or SystemMemory()),
+        keeper=_cache_keeper(config, scheduler, kind.kv_bytes_per_block, memory or SystemMemory(), tier),
         tier=tier,
         strict=strict,
     )
@@ -134,7 +136,9 @@ def _swapper(config: EngineConfig, tier: Tier, kind: ExecutorInfo, costs: StepCo
     )
 
 
-def _cache_keeper(config: EngineConfig, scheduler: Scheduler, block_bytes: int, memory: MemorySource) -> CacheKeeper:
+def _cache_keeper(
+    config: EngineConfig, scheduler: Scheduler, block_bytes: int, memory: MemorySource, tier: Tier | None
+) -> CacheKeeper:
     step_blocks = config.max_num_batched_tokens // config.block_size + config.max_num_seqs
     return CacheKeeper(
         scheduler,
@@ -142,7 +146,15 @@ def _cache_keeper(config: EngineConfig, scheduler: Scheduler, block_bytes: int, 
         block_bytes=block_bytes,
         idle_seconds=config.kv_cache_idle_seconds,
         reserve_bytes=reserve_bytes(memory.available_bytes(), step_blocks * block_bytes),
+        shrink_tier=None if tier is None else partial(_shrink, tier, c_heap_trim()),
     )
+
+
+def _shrink(tier: Tier, trim: Callable[[], None] | None, num_bytes: int) -> int:
+    freed = tier.shrink(num_bytes)
+    if freed and trim is not None:
+        trim()  # the payloads lay in the C heap
+    return freed
 
 
 def make_chat_template(engine: Engine) -> ChatTemplate | None:

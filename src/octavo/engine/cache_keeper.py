@@ -1,8 +1,8 @@
 """Decides when cached blocks give their memory up: when nobody used them for long, or when memory runs short.
 
 Asked by the engine after steps and while idle; drops through the scheduler, least recently used first, and the engine
-then gives the memory back. Refuses to touch a block in use: no request is ended, refused or slowed for memory. Clock
-and memory source are given. Short of memory means:
+then gives the memory back. A tier that holds blocks in RAM shrinks before. Refuses to touch a block in use: no request
+is ended, refused or slowed for memory. Clock and memory source are given. Short of memory means:
 
     available < reserve     until it has been 1.5 x reserve again; what is missing to that is dropped
     stalls                  since the last look some task waited for memory more than a tenth of the time
@@ -15,6 +15,7 @@ while memory is short, and at once when the cache has grown by half of what was 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Final, Protocol
 
 from octavo.core.scheduler import Scheduler
@@ -55,8 +56,10 @@ class CacheKeeper:
         block_bytes: int,
         idle_seconds: float,
         reserve_bytes: int,
+        shrink_tier: Callable[[int], int] | None = None,
     ) -> None:
-        """`idle_seconds`: how long a block stays cached unused; 0: for ever."""
+        """`idle_seconds`: how long a block stays cached unused; 0: for ever. `shrink_tier` lets go of so many bytes
+        that a tier holds in memory, and returns how many: what leaves the pool might only move there otherwise."""
         self.num_dropped = {"idle": 0, "pressure": 0}  # blocks, by reason
         self.is_tight = False
         self._scheduler = scheduler
@@ -64,6 +67,7 @@ class CacheKeeper:
         self._block_bytes = block_bytes
         self._idle_seconds = idle_seconds
         self._reserve_bytes = reserve_bytes
+        self._shrink_tier = shrink_tier
         self._max_drop = max(MAX_DROP_BYTES // block_bytes, 1)
         self._look_time = float("-inf")
         self._next_time = float("-inf")
@@ -81,7 +85,11 @@ class CacheKeeper:
         available = self._memory.available_bytes() + num_dropped * self._block_bytes
         missing = self._missing_bytes(available, self._is_stalling(now))
         self._set_tight(missing > 0, available, now)
-        if missing:
+        if missing > 0 and self._shrink_tier is not None:
+            freed = self._shrink_tier(min(missing, MAX_DROP_BYTES))
+            missing -= freed
+            available += freed
+        if missing > 0:
             num_short = self._scheduler.drop_cached(min(-(-missing // self._block_bytes), self._max_drop))
             self.num_dropped["pressure"] += num_short
             num_dropped += num_short

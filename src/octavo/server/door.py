@@ -28,10 +28,11 @@ from typing import NoReturn
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from octavo.engine.c_heap import c_heap_trim
 from octavo.errors import OctavoError, QueueFull, TooLarge, Unauthorized
 from octavo.server.caller import Caller
 from octavo.server.errors import ClientGone, PayloadError, error_response, internal_envelope, json_response, log_fault
-from octavo.server.heap import HeapTrimmer, c_heap_trim
+from octavo.server.heap import HeapTrimmer
 from octavo.server.limits import MAX_REQUEST_ID_CHARS, Limits
 from octavo.server.state import Phase, ServerState
 

@@ -1,28 +1,16 @@
 """Gives back memory that the C heap keeps after large requests: tokenising a megabyte leaves some 200 MB otherwise.
 
 Refuses to cost the small ones anything: it trims only after a large body, TRIM_DELAY_SECONDS later and once for all
-that came meanwhile, in a thread and without Python's lock (some 50 ms). glibc keeps what threads freed in arenas of
-their own and gives it back on demand alone; where the C library is another, nothing is done.
+that came meanwhile, in a thread and without Python's lock (some 50 ms).
 """
 
 from __future__ import annotations
 
 import asyncio
-import ctypes
 from collections.abc import Callable
 from typing import Final
 
 TRIM_DELAY_SECONDS: Final = 5.0
-
-
-def c_heap_trim() -> Callable[[], None] | None:
-    """glibc's malloc_trim; None with other C libraries."""
-    try:
-        trim = ctypes.CDLL(None).malloc_trim
-    except (OSError, AttributeError, TypeError):
-        return None
-    trim.argtypes, trim.restype = [ctypes.c_size_t], ctypes.c_int
-    return lambda: trim(0)
 
 
 class HeapTrimmer:

@@ -64,6 +64,10 @@ class TierChain:
             del self._unwritten[key]
         return self._disk.flush(max(0.0, deadline - time.monotonic()))
 
+    def shrink(self, num_bytes: int) -> int:
+        """RAM's oldest blocks go to the disk, as far as its staging buffer takes them."""
+        return self._ram.shrink(num_bytes)
+
     def stats(self) -> TierStats:
         """Sums over both; `off` is the disk's: RAM goes on alone. See `parts` for each one's own."""
         ram, disk = self._ram.stats(), self._disk.stats()

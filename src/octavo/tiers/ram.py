@@ -44,12 +44,15 @@ class RamTier:
         self._num_stored += 1
         self._stored_bytes += len(payload)
         while self._charged_bytes > self._max_bytes:
-            oldest, evicted = self._held.popitem(last=False)
-            self._charged_bytes -= ram_charge(len(evicted))
-            self._num_evicted += 1
-            if self._spill is not None:
-                self._spill(oldest, evicted)
+            self._evict_oldest()
         return True
+
+    def _evict_oldest(self) -> None:
+        oldest, evicted = self._held.popitem(last=False)
+        self._charged_bytes -= ram_charge(len(evicted))
+        self._num_evicted += 1
+        if self._spill is not None:
+            self._spill(oldest, evicted)
 
     def takes(self, num_payload_bytes: int) -> bool:
         """Whether a payload of this length can ever be held."""
@@ -85,6 +88,12 @@ class RamTier:
     def flush(self, timeout_seconds: float) -> bool:  # noqa: ARG002
         """False when it holds anything: nothing here survives the process."""
         return not self._held
+
+    def shrink(self, num_bytes: int) -> int:
+        before = self._charged_bytes
+        while self._held and before - self._charged_bytes < num_bytes:
+            self._evict_oldest()
+        return before - self._charged_bytes
 
     def peek(self, key: bytes) -> bytes | None:
         """The payload, its age unchanged; None where it is not held."""

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import pytest
 
 from octavo.core.block import BlockId
-from octavo.engine.cache_keeper import LOOK_SECONDS, TIGHT_LOOK_SECONDS, reserve_bytes
+from octavo.engine.cache_keeper import LOOK_SECONDS, TIGHT_LOOK_SECONDS, CacheKeeper, reserve_bytes
 from octavo.engine.engine import Engine
 from support.engines import Answers, ask, make_engine, run
 
@@ -215,6 +215,31 @@ def test_looks_are_rare_while_there_is_plenty_and_come_at_once_when_the_cache_gr
     stats = engine.stats()
     assert stats.num_blocks_dropped["pressure"] > 0
     assert memory.available_bytes() >= 100
+
+
+def test_a_tier_in_memory_shrinks_before_the_cache_does() -> None:
+    clock, memory = Clock(), Memory(0)
+    engine = engine_with(Memory(10**6), clock)
+    run(engine, [ask("a", "a" * 200, max_tokens=1)])
+    in_tier, asked = 130, []
+
+    def shrink(num_bytes: int) -> int:
+        nonlocal in_tier
+        freed = min(num_bytes, in_tier)
+        in_tier -= freed
+        asked.append(num_bytes)
+        return freed
+
+    keeper = CacheKeeper(
+        engine.scheduler, memory, block_bytes=12, idle_seconds=0.0, reserve_bytes=100, shrink_tier=shrink
+    )
+    memory.total = 50
+    keeper.look(clock())
+    assert (asked, in_tier, keeper.num_dropped["pressure"]) == ([100], 30, 0), "150 are wanted, 50 are there"
+    clock.now += TIGHT_LOOK_SECONDS
+    keeper.look(clock())
+    assert (asked, in_tier) == ([100, 100], 0)
+    assert keeper.num_dropped["pressure"] == 6, "70 bytes are still missing"
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from octavo.engine.c_heap import c_heap_trim
 from octavo.server.door import BodyBudget
-from octavo.server.heap import HeapTrimmer, c_heap_trim
+from octavo.server.heap import HeapTrimmer
 from octavo.server.limits import Limits
 
 

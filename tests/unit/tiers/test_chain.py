@@ -29,6 +29,17 @@ def test_evicted_blocks_go_on_to_the_disk_and_come_back(tmp_path: Path) -> None:
     chain.close()
 
 
+def test_when_memory_is_short_rams_blocks_go_on_to_the_disk(tmp_path: Path) -> None:
+    chain = TierChain(RAM_BYTES, DiskTier(str(tmp_path), 2**24))
+    for n in range(4):
+        chain.put(key_of(n), payload_of(n))
+    assert chain.shrink(10**9) == RAM_BYTES
+    assert chain.parts[0].stats().num_blocks == 0
+    assert fetch(chain, *range(4)) == [payload_of(n) for n in range(4)]
+    assert chain.shrink(10**9) == 0
+    chain.close()
+
+
 def test_flush_writes_what_ram_holds_and_a_restart_finds_it(tmp_path: Path) -> None:
     disk = DiskTier(str(tmp_path), 2**24, staging_bytes=10_000)  # two blocks: flush must wait for room
     chain = TierChain(10 * ram_charge(5000), disk)

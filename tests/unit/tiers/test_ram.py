@@ -71,6 +71,23 @@ def test_flush_is_honest_about_the_end_of_the_process() -> None:
     assert not held(tier, 1)
 
 
+def test_shrinking_lets_the_oldest_go_until_enough_is_free_and_spills_them() -> None:
+    spilled: list[bytes] = []
+    tier = RamTier(10 * ram_charge(5000), spill=lambda key, _: spilled.append(key))
+    for n in range(5):
+        tier.put(key_of(n), payload_of(n))
+    fetch(tier, 0)
+    assert tier.shrink(1) == ram_charge(5000)
+    assert held(tier, 5) == [0, 2, 3, 4]
+    assert tier.shrink(ram_charge(5000) + 1) == 2 * ram_charge(5000)
+    assert held(tier, 5) == [0, 4]
+    assert spilled == [key_of(1), key_of(2), key_of(3)]
+    assert tier.stats().num_evicted == 3
+    assert tier.shrink(10**9) == 2 * ram_charge(5000)
+    assert tier.shrink(10**9) == 0
+    assert tier.put(key_of(9), payload_of(9)), "it grows again when asked to"
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_any_order_of_use_agrees_with_a_list_kept_by_hand(seed: int) -> None:
     rng = random.Random(seed)
