@@ -135,7 +135,7 @@ class FairShare:
 
     def precedence(self, request: Request) -> Rank:
         client = self._clients[request.client_id]
-        return (client.counter, client.num_running, *request.rank)
+        return (client.counter, client.num_running)
 
     def displaceable(self, candidate: Request, num_rows: int, running: Listing[Request]) -> list[Request]:
         if candidate.was_started:

@@ -44,7 +44,7 @@ class OrderingPolicy(Protocol):
         `waiting`, before the next is asked for."""
 
     def precedence(self, request: Request) -> Rank:
-        """Smaller gets the tokens of a step first, where there are not enough for all prompts."""
+        """Smaller gets the tokens of a step first, where there are not enough for all prompts; equal ones by rank."""
 
     def displaceable(self, candidate: Request, num_rows: int, running: Listing[Request]) -> list[Request]:
         """Who of `running` (first in rank first), any or all of them, should give way so that `candidate`, which needs
@@ -78,7 +78,8 @@ class FirstComeFirstServed:
                 place += 1  # it did not start
 
     def precedence(self, request: Request) -> Rank:
-        return request.rank
+        del request
+        return ()
 
     def displaceable(self, candidate: Request, num_rows: int, running: Listing[Request]) -> list[Request]:
         del candidate, num_rows, running
@@ -96,6 +97,9 @@ class ByPriority(FirstComeFirstServed):
 
     def queued(self, request: Request) -> Rank:
         return (request.priority, request.order)
+
+    def precedence(self, request: Request) -> Rank:
+        return (request.priority,)
 
     def displaceable(self, candidate: Request, num_rows: int, running: Listing[Request]) -> list[Request]:
         del num_rows

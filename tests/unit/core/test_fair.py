@@ -218,9 +218,21 @@ def test_a_newcomers_prompt_is_not_behind_the_long_prompts_of_another_client() -
     assert run.plans[-1].num_scheduled_tokens == (32,)
     run.add("b", "b", range(10, 40), max_tokens=2)
     run.step()
-    assert run.plans[-1].num_scheduled_tokens == (2, 30)
+    assert run.plans[-1].num_scheduled_tokens[:2] == (1, 30)
     run.step()
     assert run.updates[-1].request_id == "b"
+    run.drain()
+
+
+def test_a_step_with_a_newcomers_short_prompt_is_not_made_longer_by_others_prompts() -> None:
+    run = FairRunner(FairShare(), max_num_batched_tokens=64, max_model_len=400, num_blocks=400)
+    run.add("a", "a", range(2, 92), max_tokens=2)
+    run.step()
+    run.add("b", "b", range(10, 18), max_tokens=2)
+    run.step()
+    assert run.plans[-1].num_scheduled_tokens == (1, 8)
+    run.step()
+    assert run.plans[-1].num_scheduled_tokens == (25, 1)
     run.drain()
 
 

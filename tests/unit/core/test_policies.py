@@ -99,6 +99,6 @@ def test_an_urgent_prompt_gets_its_tokens_before_a_long_one_that_runs() -> None:
     run.step()
     run.scheduler.add(asked("urgent", 0, prompt=range(100, 112), max_tokens=2))
     run.step()
-    assert run.plans[-1].num_scheduled_tokens == (4, 12)
+    assert run.plans[-1].num_scheduled_tokens == (1, 12)
     run.drain()
     assert [update.request_id for update in run.updates[:2]] == ["urgent", "urgent"]
