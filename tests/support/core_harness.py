@@ -8,7 +8,7 @@ the prefix cache and depth-1 planning may not change one token.
 from __future__ import annotations
 
 from collections import Counter, deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import isclose
 from random import Random
 from zlib import crc32
@@ -22,12 +22,14 @@ from octavo.core.scheduler_output import AddedRow, SchedulerOutput, StepOutput
 from octavo.errors import BadRequest
 from octavo.sampling_params import SamplingParams
 from support.core_policies import CLIENTS, PRIORITIES, Policies, pretend_seconds, random_policies, seen_policies
+from support.core_tier import TierBeside, random_tier
 from support.plain_beams import PlainAnswer, plain_beam_search
 from support.shadow_store import ShadowStore
 
 EOS, STOP_ID = 0, 3
 LETTERS = (1, 2)
 VOCAB_SIZE = 12  # letters are drawn alone; beams go through all
+MAX_ROOTS = 16
 
 
 def letter(prompt_and_output: tuple[int, ...], seed: int, index: int, *, may_end: bool) -> int:
@@ -49,9 +51,11 @@ def expected(request: Request, index: int) -> list[int]:
     """What the sample draws when the request is alone in the world."""
     tokens: list[int] = []
     assert request.sampling.max_tokens is not None
+    given = request.num_given_tokens
     while len(tokens) < request.sampling.max_tokens:
         history = (*request.prompt_token_ids, *tokens)
-        tokens.append(letter(history, request.seed, index, may_end=len(tokens) >= request.sampling.min_tokens))
+        may_end = given + len(tokens) >= request.sampling.min_tokens
+        tokens.append(letter(history, request.seed, request.sample_index + index, may_end=may_end))
         if tokens[-1] in (EOS, STOP_ID):
             break
     return tokens
@@ -89,18 +93,35 @@ class Tracked:
 
 class Harness:
     def __init__(
-        self, config: SchedulerConfig, rng: Random, *, depth: int = 0, policies: Policies | None = None
+        self,
+        config: SchedulerConfig,
+        rng: Random,
+        *,
+        depth: int = 0,
+        policies: Policies | None = None,
+        tier: TierBeside | None = None,
     ) -> None:
         self.config = config
         self.rng = rng
         self.depth = depth
         self.policies = policies or Policies()
-        self.scheduler = Scheduler(config, self.policies.ordering, self.policies.preemption, costs=self.policies.costs)
+        self.tier = tier
+        self.scheduler = Scheduler(
+            config,
+            self.policies.ordering,
+            self.policies.preemption,
+            swapper=None if tier is None else tier.swapper,
+            costs=self.policies.costs,
+        )
         self.store = ShadowStore(config.block_size, config.group_windows, config.max_num_seqs, draw, rng, logprobs)
         self.tracked: dict[str, Tracked] = {}  # requests that have not ended
+        self.roots: deque[Tracked] = deque(maxlen=MAX_ROOTS)  # what may be branched, live or ended
+        self.num_branches: Counter[str] = Counter()  # by what they found
         self.salts: dict[str, str] = {}
         self.in_flight: deque[tuple[SchedulerOutput, StepOutput | None]] = deque()
+        self.crowd = 12  # requests at once, beyond which none is added
         self.num_steps = 0
+        self.num_forgotten = 0  # keys, by resets
         self.num_added = 0
         self.beams: Counter[str] = Counter()  # what happened to beams
         self._known_beams: set[SeqId] = set()
@@ -131,17 +152,48 @@ class Harness:
             priority=priority,
             namespace=namespace("weights", cache_salt=salt),
         )
+        return self._add(request, salt)
+
+    def branch(self, root: Tracked, index: int, num_given: int, *, seed: int | None = None, n: int = 1) -> str | None:
+        """Goes on from a sample after `num_given` of its tokens: as it did, unless a seed or a number is given."""
+        sample, sampling = root.samples[index], root.request.sampling
+        assert sampling.max_tokens is not None
+        assert 0 <= num_given <= len(sample.tokens)
+        self.num_added += 1
+        max_tokens = max(sampling.max_tokens - num_given, 1)
+        request = Request(
+            request_id=f"r{self.num_added}",
+            prompt_token_ids=(*root.request.prompt_token_ids, *sample.tokens[:num_given]),
+            sampling=replace(sampling, n=n, max_tokens=max_tokens, min_tokens=min(sampling.min_tokens, max_tokens)),
+            seed=root.request.seed if seed is None else seed,
+            end_token_ids=(EOS, STOP_ID),
+            arrival_time=float(self.num_added),
+            namespace=root.request.namespace,
+            sample_index=root.request.sample_index + index,
+            num_given_tokens=root.request.num_given_tokens + num_given,
+            origin=sample.seq_id,
+        )
+        rest = root.expected.get(index, [])[num_given:]
+        if seed is None and rest and request.sampling.min_tokens == sampling.min_tokens:
+            assert expected(request, 0) == rest, "the oracle does not go on as it did"
+        return self._add(request, self.salts[root.request.request_id])
+
+    def _add(self, request: Request, salt: str) -> str | None:
         try:
             self.scheduler.add(request)
         except BadRequest:
             return None
         self.salts[request.request_id] = salt
-        samples = {index: Sample() for index in range(sampling.n)}
+        samples = {index: Sample() for index in range(request.sampling.n)}
         self.tracked[request.request_id] = Tracked(request, samples)
+        if not request.sampling.use_beam_search:
+            self.roots.append(self.tracked[request.request_id])
         self.check()
         return request.request_id
 
     def abort(self, request_id: str) -> None:
+        if self.tier is not None:
+            self.tier.note_abort(self.scheduler, request_id)
         self.beams["aborts"] += any(
             s.is_beam and s.request.request_id == request_id and s.index for s in self.scheduler.sequences()
         )
@@ -174,14 +226,17 @@ class Harness:
         while len(self.in_flight) <= self.depth and self.plan():
             pass
         if not self.in_flight:
-            return False
+            return self.tier is not None and self.tier.wait()
         self.commit()
         return True
 
     def plan(self) -> bool:
         plan = self.scheduler.plan(float(self.num_steps))
+        if self.tier is not None:
+            self.tier.planned(self.scheduler, plan)
         if plan is None:
-            assert self.in_flight or not self.scheduler.has_unfinished
+            is_loading = self.tier is not None and self.tier.swapper.is_loading
+            assert self.in_flight or is_loading or not self.scheduler.has_unfinished
             return False
         self._check_plan(plan)
         self.in_flight.append((plan, None))
@@ -203,6 +258,7 @@ class Harness:
         for update in updates:
             self._take(update)
         if self.rng.random() < 0.2:
+            self._move_out()
             self.store.release(self.scheduler.take_released())
         self.check()
 
@@ -213,7 +269,23 @@ class Harness:
             self.scheduler.drop_cached(count)
         else:
             self.scheduler.drop_cached_before(float(self.num_steps - count), count)
+        self._move_out()
         self.check()
+
+    def reset_prefix_cache(self) -> None:
+        self.num_forgotten += self.scheduler.reset_prefix_cache()
+        assert self.scheduler.stats().num_cached_blocks == 0
+        self.check()
+
+    def store_some(self, limit: int) -> None:
+        """A quiet moment: cached blocks are given to the tier, and stay."""
+        if self.tier is not None and not self.in_flight:
+            self.tier.store_some(self.scheduler, self.store, limit)
+            self.check()
+
+    def _move_out(self) -> None:
+        if self.tier is not None:
+            self.tier.dropped(self.scheduler, self.store)
 
     def drain(self) -> None:
         """Everything ends in a bounded number of steps, and the pool is as at the start."""
@@ -223,14 +295,18 @@ class Harness:
         limit = self.num_steps + 40 * work + 10
         while self.scheduler.has_unfinished:
             assert self.step(), "there is work, and nothing runs"
-            assert self.num_steps < limit, "no progress"
+            assert self.num_steps + (0 if self.tier is None else self.tier.num_waits) < limit, "no progress"
         assert not self.tracked, f"requests never ended: {list(self.tracked)}"
         stats = self.scheduler.stats()
         assert (stats.num_used_blocks, stats.num_running, stats.num_waiting, stats.num_parked) == (0, 0, 0, 0)
         assert stats.num_free_blocks + stats.num_cached_blocks == stats.num_total_blocks
         assert stats.num_finished + stats.num_aborted <= self.num_added
+        self.scheduler.check_drained()
         self.scheduler.drop_cached(stats.num_total_blocks)
         assert self.scheduler.stats().num_free_blocks == stats.num_total_blocks
+        self._move_out()
+        if self.tier is not None:
+            self.tier.check_drained(self.scheduler)
         self.check()
 
     def seen(self) -> Counter[str]:
@@ -243,8 +319,10 @@ class Harness:
             hits=stats.prefix_hits_tokens // self.config.block_size,
             folded=stats.num_folded,
             aborts=stats.num_aborted,
+            forgotten=self.num_forgotten,
+            **self.num_branches,
             **{f"beam {what}": count for what, count in self.beams.items()},
-        ) + seen_policies(self.policies, stats.num_displaced)
+        ) + (seen_policies(self.policies, stats.num_displaced) + (Counter() if self.tier is None else self.tier.seen()))
 
     # -- checks ------------------------------------------------------------------------------------------------------
 
@@ -271,8 +349,9 @@ class Harness:
                         in_block = min(max(reached - index * self.config.block_size, 0), self.config.block_size)
                         held |= {(block.block_id, offset) for offset in range(in_block)}
         stats, size = self.scheduler.stats(), self.config.block_size
-        if stats.num_used_blocks != len(entries):
+        if self.scheduler._roster._leaving:
             return  # a sequence that ended holds its blocks until its step lands
+        assert stats.num_used_blocks == len(entries)
         assert stats.num_shared_blocks == sum(count > 1 for count in entries.values())
         num_saved = sum(entries.values()) - len(entries)
         assert stats.num_tokens_saved == num_saved * size // len(self.config.group_windows)
@@ -357,15 +436,23 @@ class Harness:
         for place in range(count):
             plan, result = self.in_flight[place]
             if result is None:
+                if self.tier is not None:
+                    self.tier.before_run(self.scheduler, self.store, plan)
                 self.in_flight[place] = (plan, self.store.execute(plan))
 
     def _take(self, update: SequenceUpdate) -> None:
         tracked = self.tracked[update.request_id]  # an update for a request that ended would be a KeyError
         sample = tracked.samples[update.index]
         assert not sample.ended, "an update after the end"
+        request = tracked.request
+        if request.origin is not None and not any(s.seq_id for s in tracked.samples.values()):
+            assert request.cache_report is not None
+            self.num_branches["branches"] += 1
+            self.num_branches.update(
+                f"branches of {source}" for source in request.cache_report.num_hit_tokens_by_source
+            )
         sample.seq_id = update.seq_id
         sample.tokens.extend(update.new_token_ids)
-        request = tracked.request
         if update.finish_reason != "error" and request.sampling.use_beam_search:
             self._take_answer(tracked, update)
         if update.index not in tracked.expected:
@@ -410,7 +497,7 @@ class Harness:
 
 def random_config(rng: Random) -> SchedulerConfig:
     block_size = rng.choice((1, 2, 2, 4, 4, 16))
-    windows = rng.choice(((None,), (None,), (None,), (None, 5), (6,), (3, None)))
+    windows = rng.choice(((None,), (None,), (None,), (None, 5), (6,), (3, None), (None, 3, 6)))
     num_blocks = max(rng.choice((32, 40, 48, 64)) // block_size, 3) * len(windows)
     return SchedulerConfig(
         num_blocks=num_blocks,
@@ -455,7 +542,7 @@ def random_beams(rng: Random) -> SamplingParams:
 
 def random_operation(harness: Harness, rng: Random, beam_share: float) -> None:
     chance = rng.random()
-    if chance < 0.24 and len(harness.tracked) < 12:
+    if chance < 0.24 and len(harness.tracked) < harness.crowd:
         prompt = tuple(rng.choice(LETTERS) for _ in range(rng.choice((1, 2, 4, 8, 8, 16, rng.randint(1, 32)))))
         harness.add(
             prompt,
@@ -466,7 +553,8 @@ def random_operation(harness: Harness, rng: Random, beam_share: float) -> None:
             priority=rng.choice(PRIORITIES),
         )
     elif chance < 0.265 and harness.tracked:
-        harness.abort(rng.choice(list(harness.tracked)))
+        loading = [] if harness.tier is None else harness.tier.loading(harness.scheduler)
+        harness.abort(rng.choice(loading if loading and rng.random() < 0.5 else list(harness.tracked)))
     elif chance < 0.28 and harness.tracked:
         request_id = rng.choice(list(harness.tracked))
         harness.finish(request_id, rng.choice(list(harness.tracked[request_id].samples)))
@@ -474,17 +562,42 @@ def random_operation(harness: Harness, rng: Random, beam_share: float) -> None:
         harness.fail(rng.choice(list(harness.tracked)))
     elif chance < 0.29:
         harness.drop_cached(rng.randint(1, 4))
-    elif chance < 0.32 and len(harness.in_flight) <= harness.depth:
+    elif chance < 0.292:
+        harness.reset_prefix_cache()
+    elif chance < 0.30:
+        harness.store_some(rng.randint(1, 8))
+    elif chance < 0.3005 and harness.tier is not None:
+        harness.tier.turn_off()
+    elif chance < 0.36 and harness.roots and len(harness.tracked) < 2 * harness.crowd:
+        random_branch(harness, rng)
+    elif chance < 0.39 and len(harness.in_flight) <= harness.depth:
         harness.plan()  # the next operations happen while it is in flight
     else:
         harness.step()
+
+
+def random_branch(harness: Harness, rng: Random) -> None:
+    """Of a live request more often than of an ended one; at its end more often than before."""
+    live = [root for root in harness.roots if not root.ended]
+    root = rng.choice(live if live and rng.random() < 0.8 else list(harness.roots))
+    if root.request.max_tokens == 0 or root.request.sampling.prompt_logprobs is not None:
+        return
+    index = rng.choice(list(root.samples))
+    length = len(root.samples[index].tokens)
+    num_given = length if rng.random() < 0.5 else rng.randint(0, length)
+    other = rng.random() < 0.3
+    harness.branch(
+        root, index, num_given, seed=rng.randint(3, 9) if other else None, n=rng.randint(1, 3) if other else 1
+    )
 
 
 def drive(seed: int, num_operations: int, *, beam_share: float = 0.02) -> Harness:
     """One run from a seed: random operations, then a drain. Raises AssertionError naming the seed."""
     rng = Random(seed)
     config, policies = random_policies(rng, random_config(rng))
-    harness = Harness(config, rng, depth=rng.choice((0, 0, 1)), policies=policies)
+    depth, tier = rng.choice((0, 0, 1)), random_tier(rng, config)
+    harness = Harness(config, rng, depth=depth, policies=policies, tier=tier)
+    harness.crowd = rng.choice((3, 12))
     try:
         for _ in range(num_operations):
             random_operation(harness, rng, beam_share)

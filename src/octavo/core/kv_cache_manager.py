@@ -81,7 +81,7 @@ class KVCacheManager:
         self._max_chunk_tokens = max_chunk_tokens  # the most tokens of one sequence in one step
         self._no_hit = Hit(0, tuple(() for _ in self.windows))
         self._tables: dict[SeqId, BlockTables] = {}
-        self._copies: list[tuple[BlockId, BlockId]] = []
+        self._copies: dict[BlockId, BlockId] = {}  # target -> source
         self._loads: list[tuple[BlockId, bytes]] = []
         self._updates: dict[SeqId, list[BlockUpdate]] = {}
 
@@ -271,7 +271,7 @@ class KVCacheManager:
 
     def take_copies(self) -> tuple[tuple[BlockId, BlockId], ...]:
         """(source, target) since the last call. No target occurs twice; all reads come before all writes."""
-        copies = tuple(self._copies)
+        copies = tuple((source, target) for target, source in self._copies.items())
         self._copies.clear()
         return copies
 
@@ -386,11 +386,14 @@ class KVCacheManager:
         ]
 
     def _copy_on_write(self, tables: BlockTables, group: int, index: int) -> None:
-        """Of a block that is filled in part, or of which a branch shares a part: then the rest is written anew."""
+        """Of a block that is filled in part, or of which a branch shares a part: then the rest is written anew.
+
+        Where the shared block itself is to be a copy, made in this plan, it is empty yet: its source is read.
+        """
         shared = tables.blocks[group][index]
         assert shared is not None
         [own] = self.pool.take(1)
-        self._copies.append((shared.block_id, own.block_id))
+        self._copies[own.block_id] = self._copies.get(shared.block_id, shared.block_id)
         self._replace(tables, group, index, own)
         self.pool.release(shared)
         self.num_copies += 1
@@ -433,6 +436,5 @@ class KVCacheManager:
                 assert len(ids) == len(set(ids)), f"{tables!r} holds a block twice"
                 held.update(ids)
         self.pool.check_integrity(dict(held))
-        targets = [target for _, target in self._copies]
-        assert len(targets) == len(set(targets)), "two copies have one target"
+        assert not set(self._copies) & set(self._copies.values()), "a copy is read before it is made"
         assert set(self._updates) <= set(self._tables)

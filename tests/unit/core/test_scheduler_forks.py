@@ -214,3 +214,15 @@ def test_memory_of_blocks_that_a_reset_forgot_goes_back() -> None:
     runner.scheduler.reset_prefix_cache()
     assert len(runner.scheduler.take_released()) == num_cached
     assert runner.scheduler.take_evicted() == []
+
+
+def test_a_branch_of_a_sample_whose_block_is_copied_in_the_same_plan_copies_its_source() -> None:
+    """All copies of a plan are read before any is written: the copy of a copy would read an empty block."""
+    runner = Runner(config())
+    runner.scheduler.add(origin := request("origin", range(NUM_PROMPT), n=2, max_tokens=8, seed=SEED))
+    runner.step()
+    runner.scheduler.add(branch(origin.sequences[0], 1, max_tokens=7))
+    runner.step()
+    assert [source for source, _ in runner.plans[-1].copies] == [1, 1]
+    runner.drain()
+    assert runner.tokens["branch", 0] == runner.tokens["origin", 0][1:]

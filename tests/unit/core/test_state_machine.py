@@ -18,27 +18,53 @@ from octavo.core.scheduler import SchedulerConfig
 from octavo.sampling_params import SamplingParams
 from support.core_harness import LETTERS, STOP_ID, Harness, drive
 from support.core_policies import CLIENTS, make_policies
+from support.core_tier import make_tier
+from support.scripted_tier import Faults
 
-TOTAL_STEPS = 100_000
+TOTAL_STEPS = 30_000
+LONG_STEPS = 1_000_000
 OPERATIONS_A_SEED = 200
-MUST_BE_SEEN = 1_000
-MUST_BE_DECIDED = {
-    "ByPriority displaced": 200,
-    "FairShare displaced": 30,
-    "NewestFirst chose": 200,
-    "LowestPriority chose": 200,
-    "LeastRecompute chose": 200,
+MUST_BE_SEEN = {
+    "preemptions": 200,
+    "parks": 50,
+    "copies": 500,
+    "hits": 1_000,
+    "folded": 3_000,
+    "aborts": 1_000,
+    "forgotten": 300,
+    "branches": 200,
+    "branches of memory": 80,
+    "branches of origin": 15,
+    "branches of ram": 8,
+    "tier put": 5_000,
+    "tier loads": 120,
+    "tier slow": 100,
+    "tier failures": 40,
+    "tier lose": 6,
+    "tier damage": 10,
+    "tier cut": 8,
+    "tier drop": 200,
+    "tier evicted": 2_000,
+    "tier recomputes": 120,
+    "tier aborts": 10,
+    "tier waited": 10,
+    "tier off": 1,
+    "ByPriority displaced": 60,
+    "FairShare displaced": 8,
+    "NewestFirst chose": 60,
+    "LowestPriority chose": 60,
+    "LeastRecompute chose": 60,
 }
-BEAM_STEPS = 20_000
+BEAM_STEPS = 10_000
 MUST_BE_SEEN_OF_BEAMS = {
-    "searches": 500,
-    "forks": 2_000,
-    "copies": 1_000,
-    "replaced tokens": 3_000,
-    "preemptions": 10,
-    "resumed": 10,
-    "waits for a sibling": 10,
-    "aborts": 10,
+    "beam searches": 150,
+    "beam forks": 500,
+    "beam copies": 400,
+    "beam replaced tokens": 1_200,
+    "beam preemptions": 3,
+    "beam resumed": 3,
+    "beam waits for a sibling": 3,
+    "beam aborts": 20,
 }
 PROMPTS = st.lists(st.sampled_from(LETTERS), min_size=1, max_size=24).map(tuple)
 
@@ -47,7 +73,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @initialize(
         block_size=st.sampled_from((1, 2, 4, 16)),
         capacity=st.sampled_from((24, 40, 64)),
-        windows=st.sampled_from(((None,), (None, 5), (6,))),
+        windows=st.sampled_from(((None,), (None, 5), (6,), (3, None, None))),
         max_num_seqs=st.integers(1, 6),
         max_num_batched_tokens=st.sampled_from((2, 8, 64)),
         caching=st.booleans(),
@@ -55,6 +81,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         ordering=st.sampled_from(("fcfs", "priority", "fair")),
         preemption=st.sampled_from(("newest", "lowest-priority", "least-recompute")),
         target_itl_seconds=st.sampled_from((None, 0.004)),
+        tier=st.none()
+        | st.builds(Faults, *(st.sampled_from((0.0, 0.5)) for _ in range(4)), st.just(0), st.integers(0, 3)),
+        tier_blocks=st.sampled_from((4, 1_000)),
+        max_loading=st.sampled_from((1, 100)),
     )
     def begin(
         self,
@@ -68,6 +98,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         ordering,
         preemption,
         target_itl_seconds,
+        tier,
+        tier_blocks,
+        max_loading,
     ) -> None:
         config = SchedulerConfig(
             num_blocks=max(capacity // block_size, 3) * len(windows),
@@ -81,7 +114,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             target_itl_seconds=target_itl_seconds,
         )
         policies = make_policies(ordering, preemption, block_size)
-        self.harness = Harness(config, Random(0), depth=depth, policies=policies)
+        beside = make_tier(Random(0), config, tier, tier_blocks, max_loading) if tier and caching else None
+        self.harness = Harness(config, Random(0), depth=depth, policies=policies, tier=beside)
 
     @rule(
         prompt=PROMPTS,
@@ -151,6 +185,29 @@ class SchedulerMachine(RuleBasedStateMachine):
     def drop_cached_blocks(self, count) -> None:
         self.harness.drop_cached(count)
 
+    @precondition(lambda self: self.harness.roots)
+    @rule(data=st.data(), seed=st.none() | st.integers(3, 4), n=st.integers(1, 3))
+    def branch(self, data, seed, n) -> None:
+        root = data.draw(st.sampled_from(list(self.harness.roots)))
+        index = data.draw(st.sampled_from(sorted(root.samples)))
+        num_given = data.draw(st.integers(0, len(root.samples[index].tokens)))
+        if root.request.max_tokens and root.request.sampling.prompt_logprobs is None:
+            self.harness.branch(root, index, num_given, seed=seed, n=1 if seed is None else n)
+
+    @rule()
+    def reset_prefix_cache(self) -> None:
+        self.harness.reset_prefix_cache()
+
+    @precondition(lambda self: self.harness.tier is not None)
+    @rule(limit=st.integers(1, 4))
+    def store_some(self, limit) -> None:
+        self.harness.store_some(limit)
+
+    @precondition(lambda self: self.harness.tier is not None)
+    @rule()
+    def turn_the_tier_off(self) -> None:
+        self.harness.tier.turn_off()
+
     def teardown(self) -> None:
         if hasattr(self, "harness"):
             self.harness.drain()
@@ -162,34 +219,35 @@ SchedulerMachine.TestCase.settings = settings(
 TestSchedulerMachine = SchedulerMachine.TestCase
 
 
-def test_a_hundred_thousand_steps_keep_every_invariant_and_see_everything_that_matters() -> None:
-    steps, seed, seen = 0, 0, Counter[str]()
-    while steps < TOTAL_STEPS:
-        harness = drive(seed, OPERATIONS_A_SEED)
+def run_seeds(num_steps: int, first_seed: int, *, beam_share: float = 0.02) -> Counter[str]:
+    steps, seed, seen = 0, first_seed, Counter[str]()
+    while steps < num_steps:
+        harness = drive(seed, OPERATIONS_A_SEED, beam_share=beam_share)
         steps += harness.num_steps
         seen += harness.seen()
         seed += 1
-    for what in ("preemptions", "copies", "hits", "folded", "aborts"):
-        assert seen[what] >= MUST_BE_SEEN, f"only {seen[what]} {what} in {steps} steps of {seed} seeds: {seen}"
-    for what, least in MUST_BE_DECIDED.items():
-        assert seen[what] >= least, f"only {seen[what]} times {what} in {steps} steps: {seen}"
+    return seen
+
+
+def require(seen: Counter[str], least: dict[str, int], times: float = 1.0) -> None:
+    missed = {what: seen[what] for what, count in least.items() if seen[what] < count * times}
+    assert not missed, f"too seldom: {missed}; seen: {seen}"
+
+
+def test_many_steps_keep_every_invariant_and_see_everything_that_matters() -> None:
+    require(run_seeds(TOTAL_STEPS, 0), MUST_BE_SEEN)
 
 
 def test_beams_read_their_own_history_and_find_the_same_answers_whatever_happens() -> None:
     """Searches in most requests, in pools too small for all, with everything else going on."""
-    steps, seed, seen = 0, 0, Counter[str]()
-    while steps < BEAM_STEPS:
-        harness = drive(seed, OPERATIONS_A_SEED, beam_share=0.6)
-        steps += harness.num_steps
-        seen += harness.seen()
-        seed += 1
-    for what, least in MUST_BE_SEEN_OF_BEAMS.items():
-        assert seen[f"beam {what}"] >= least, f"only {seen[f'beam {what}']} {what} in {steps} steps: {seen}"
+    require(run_seeds(BEAM_STEPS, 0, beam_share=0.6), MUST_BE_SEEN_OF_BEAMS)
 
 
 @pytest.mark.long
-def test_ten_times_as_many_steps_from_other_seeds() -> None:
-    steps, seed = 0, 1_000_000
-    while steps < 10 * TOTAL_STEPS:
-        steps += drive(seed, OPERATIONS_A_SEED).num_steps
-        seed += 1
+def test_many_more_steps_from_other_seeds() -> None:
+    require(run_seeds(LONG_STEPS, 1_000_000), MUST_BE_SEEN, times=LONG_STEPS / TOTAL_STEPS / 2)
+
+
+@pytest.mark.long
+def test_many_more_steps_of_beams() -> None:
+    require(run_seeds(LONG_STEPS // 4, 2_000_000, beam_share=0.6), MUST_BE_SEEN_OF_BEAMS, times=5)
