@@ -65,7 +65,7 @@ class RequestTimings:
     finished_time: float
     num_prompt_tokens: int
     num_cached_tokens: int  # of the prompt, found in the prefix cache
-    num_generation_tokens: int  # over all samples
+    num_generation_tokens: int  # over all samples, of `best_of` also those not given out; of beams the answers only
     max_num_generation_tokens: int  # of the longest sample
     num_samples: int  # n
     max_tokens: int  # as clamped to the room
@@ -89,6 +89,8 @@ class SequenceDelta:
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None  # once, with the first delta; first entry None
     timings: RequestTimings | None = None  # once a request: on the delta that ends its last sample
     error_code: str | None = None  # beside `error`, where a program should know the kind: "queue_timeout", "timeout"
+    cumulative_logprob: float | None = None  # of an answer that was chosen among several, which comes whole
+    score: float | None = None  # by which it was: of a beam search, or the mean log-probability of `best_of`
 
 
 @dataclass(slots=True)
@@ -102,6 +104,8 @@ class CompletionOutput:
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     error: str | None = None  # set with finish_reason "error"
+    cumulative_logprob: float | None = None  # where it was chosen among several, by beam search or best_of
+    score: float | None = None  # by which it was chosen
 
 
 @dataclass(slots=True)

@@ -140,9 +140,10 @@ class SamplingParams:
             raise BadRequest("max_tokens is 0, beam search needs at least 1; raise it", param="max_tokens")
         if self.beam_width is None:
             if self.num_samples > MAX_BEAM_WIDTH:
-                name = "n" if self.n > MAX_BEAM_WIDTH else "best_of"
                 raise BadRequest(
-                    f"{name} is {self.num_samples}; with beam search it must be at most {MAX_BEAM_WIDTH}", param=name
+                    f"{self.num_samples_field} is {self.num_samples}; with beam search it must be at most "
+                    f"{MAX_BEAM_WIDTH}",
+                    param=self.num_samples_field,
                 )
             return
         if self.n > self.beam_width:
@@ -171,6 +172,13 @@ class SamplingParams:
     def num_samples(self) -> int:
         """Sequences that run for one prompt, of which n are given out."""
         return self.beam_width or self.best_of or self.n
+
+    @property
+    def num_samples_field(self) -> str:
+        """The field that says `num_samples`, for messages."""
+        if self.beam_width is not None:
+            return "beam_width"
+        return "n" if self.num_samples == self.n else "best_of"
 
     @property
     def num_reported(self) -> int:

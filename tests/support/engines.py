@@ -10,7 +10,7 @@ from octavo.core.scheduler import Scheduler, SchedulerConfig
 from octavo.core.scheduler_output import AddedRow
 from octavo.engine.cache_keeper import CacheKeeper, MemorySource
 from octavo.engine.engine import Engine, EngineRequest
-from octavo.engine.fake_model import fake_next_token
+from octavo.engine.fake_model import fake_logprob_step, fake_next_token
 from octavo.engine.info import EngineInfo
 from octavo.executors.fake import FakeExecutor
 from octavo.loading.fake_tokenizer import FakeTokenizer
@@ -65,6 +65,7 @@ def make_engine(
         num_blocks=num_blocks,
         block_size=block_size,
         next_token=next_token,
+        logprob_step=fake_logprob_step,
         fail_row=fail_row,
     )
     info = EngineInfo(

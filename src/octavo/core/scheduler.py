@@ -354,9 +354,10 @@ class Scheduler:
             need += (width - 1) * self.kv.num_blocks_beside(num_prompt, num_tokens)
         if width > self.config.max_rows:
             raise BadRequest(
-                f"beam_width is {width}, this server runs {self.config.max_rows} sequences at once, and beams advance "
-                "together; lower it, or start with larger --max-num-seqs and --max-num-batched-tokens",
-                param="beam_width",
+                f"{request.sampling.num_samples_field} is {width}, this server runs {self.config.max_rows} sequences "
+                "at once, and beams advance together; lower it, or start with larger --max-num-seqs and "
+                "--max-num-batched-tokens",
+                param=request.sampling.num_samples_field,
             )
         if need > self.config.num_blocks:
             raise BadRequest(

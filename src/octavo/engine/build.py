@@ -27,7 +27,7 @@ from octavo.engine.block_mover import tier_identity
 from octavo.engine.c_heap import c_heap_trim
 from octavo.engine.cache_keeper import CacheKeeper, MemorySource, reserve_bytes
 from octavo.engine.engine import Engine
-from octavo.engine.fake_model import fake_next_token
+from octavo.engine.fake_model import fake_logprob_step, fake_next_token
 from octavo.engine.info import EngineInfo
 from octavo.engine.kv_budget import KVBudget, plan_kv_budget
 from octavo.engine.memory import SystemMemory, available_bytes
@@ -241,6 +241,7 @@ def _fake_parts(config: EngineConfig, files: ModelFiles) -> _Parts:
         num_blocks=budget.num_blocks,
         block_size=config.block_size,
         next_token=fake_next_token,
+        logprob_step=fake_logprob_step,
     )
     return _Parts(
         architecture="fake",

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -98,14 +98,13 @@ class Engine:
         branch = self._branch_of(request, now)
         prompt = branch.prompt_token_ids if branch else tuple(request.prompt_token_ids)
         sampling = self._checked_sampling(prompt, request.sampling, branch)
-        end_token_ids = () if sampling.ignore_eos else self.info.eos_token_ids
         seed = sampling.seed if sampling.seed is not None else self._rng.getrandbits(64)
         taken = Request(
             request_id=request.request_id,
             prompt_token_ids=prompt,
             sampling=sampling,
             seed=seed & (2**64 - 1),
-            end_token_ids=tuple(dict.fromkeys((*end_token_ids, *sampling.stop_token_ids))),
+            end_token_ids=self._end_token_ids(sampling),
             arrival_time=now if request.arrival_time is None else request.arrival_time,
             client_id=request.client_id,
             priority=request.priority,
@@ -170,9 +169,7 @@ class Engine:
             left = self._clock()
             self._executor_seconds += left - entered
             for update in self.scheduler.commit(plan, result, left, left - entered):
-                delta = self._handle(update, left)
-                if delta is not None:
-                    deltas.append(delta)
+                deltas += self._handle(update, left)
             self._outputs.counters.iteration_tokens.add(plan.num_tokens)
             self._num_steps += 1
         elif self._mover is not None:
@@ -270,18 +267,18 @@ class Engine:
             self._mover.close()
         self.executor.close()
 
-    def _handle(self, update: SequenceUpdate, now: float) -> SequenceDelta | None:
+    def _handle(self, update: SequenceUpdate, now: float) -> Iterable[SequenceDelta]:
         try:
             outcome = self._outputs.process(update, now)
         except Exception:
             _log.exception("request %s ended by a fault in its output", update.request_id)
             self._end(update.request_id, "error", _REQUEST_FAULT)
-            return None
+            return ()
         if outcome is None:
-            return None
+            return ()
         if outcome.must_stop:
             self.scheduler.finish(update.seq_id)
-        return outcome.delta
+        return outcome.deltas
 
     def _keep_cache(self, now: float) -> None:
         if self._keeper is not None:
@@ -311,6 +308,10 @@ class Engine:
     def _branch_of(self, request: EngineRequest, now: float) -> Branch | None:
         return None if request.fork_of is None else self._records.branch(request.fork_of, request.owner, now)
 
+    def _end_token_ids(self, sampling: SamplingParams) -> tuple[int, ...]:
+        eos_token_ids = () if sampling.ignore_eos else self.info.eos_token_ids
+        return tuple(dict.fromkeys((*eos_token_ids, *sampling.stop_token_ids)))
+
     def _checked_sampling(
         self, prompt: Sequence[int], sampling: SamplingParams, branch: Branch | None
     ) -> SamplingParams:
@@ -326,6 +327,13 @@ class Engine:
                     f"the prompt holds token {token_id}, the vocabulary is 0 to {info.vocab_size - 1}", param="prompt"
                 )
         sampling.check_against_model(info.vocab_size)
+        num_ends = len(self._end_token_ids(sampling))
+        if sampling.use_beam_search and sampling.num_samples + num_ends > info.vocab_size:
+            raise BadRequest(
+                f"{sampling.num_samples_field} is {sampling.num_samples}, the vocabulary has {info.vocab_size} "
+                f"tokens, of which {num_ends} end an answer; a search must be narrower than the rest, lower it",
+                param=sampling.num_samples_field,
+            )
         room = info.max_model_len - len(prompt)
         if branch is not None and room < 1:
             raise BadRequest(

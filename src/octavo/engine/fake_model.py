@@ -27,6 +27,11 @@ def fake_next_token(history: Sequence[int], seed: int, sample_index: int) -> int
     return choices[mixed % len(choices)][len(begun)]
 
 
+def fake_logprob_step(history: Sequence[int]) -> float:
+    """How much less likely each next token is than the one before: beams and samples have scores of their own."""
+    return 0.25 + crc32(array("q", history).tobytes()) % 997 / 1024
+
+
 def _begun_character(history: Sequence[int]) -> bytes:
     """The bytes at the end of the history that begin one of our characters and do not end it."""
     tail = bytes(token_id for token_id in history[-_MAX_CHARACTER_BYTES + 1 :] if 0 <= token_id < 256)

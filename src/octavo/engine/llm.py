@@ -310,3 +310,4 @@ def _collect(output: RequestOutput, delta: SequenceDelta) -> None:
     if delta.prompt_logprobs is not None:
         output.prompt_logprobs = list(delta.prompt_logprobs)
     sample.error = delta.error
+    sample.cumulative_logprob, sample.score = delta.cumulative_logprob, delta.score

@@ -2,13 +2,15 @@
 
 Refuses to schedule: it says when a sample must end (`Outcome.must_stop`), the engine tells the scheduler. Invariants:
 every sample sends exactly one delta with a finish_reason, the last of its request carries the timings, and then the
-request is forgotten; updates for what is forgotten are ignored.
+request is forgotten; updates for what is forgotten are ignored. Samples of `best_of` are kept back (`BestOf`) until the
+best are known.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from octavo.engine.best_of import BestOf
 from octavo.engine.detokenizer import Detokenizer, TextTokenizer
 from octavo.engine.info import ITERATION_TOKEN_BOUNDS, LATENCY_BOUNDS, Histogram
 from octavo.engine.stop_strings import StopFilter, prepare_stop_strings
@@ -36,7 +38,7 @@ class OutputCounters:
 
 
 class Outcome(NamedTuple):
-    delta: SequenceDelta
+    deltas: tuple[SequenceDelta, ...]
     must_stop: bool  # a stop string ended the sample; the scheduler does not know yet
 
 
@@ -53,6 +55,7 @@ class _Sample:
 
 class _State:
     __slots__ = (
+        "choice",
         "first_scheduled_time",
         "first_token_time",
         "has_stop",
@@ -72,9 +75,10 @@ class _State:
                 _detokenizer(request, tokenizer),
                 StopFilter(patterns, include_in_output=sampling.include_stop_str_in_output),
             )
-            for _ in range(sampling.n)
+            for _ in range(sampling.num_reported)
         ]
-        self.num_open = sampling.n
+        self.num_open = sampling.num_reported
+        self.choice = BestOf(sampling) if sampling.picks_best else None
         self.num_cached_tokens = 0
         self.first_scheduled_time: float | None = None
         self.first_token_time: float | None = None
@@ -141,8 +145,11 @@ class OutputProcessor:
             num_cached_tokens=state.num_cached_tokens,
             prompt_logprobs=None if update.prompt_logprobs is None else (None, *update.prompt_logprobs),
             timings=timings,
+            cumulative_logprob=update.cumulative_logprob,
+            score=update.score,
         )
-        return Outcome(delta, must_stop=stop_string is not None and update.finish_reason is None)
+        deltas = (delta,) if state.choice is None else state.choice.take(delta)
+        return Outcome(deltas, must_stop=stop_string is not None and update.finish_reason is None)
 
     def end(
         self,
@@ -174,7 +181,7 @@ class OutputProcessor:
                         error_code=error_code,
                     )
                 )
-        return deltas
+        return deltas if state.choice is None else state.choice.give_up(deltas[-1])
 
     def _count_tokens(self, state: _State, sample: _Sample, update: SequenceUpdate, num_new: int, now: float) -> None:
         counters = self.counters

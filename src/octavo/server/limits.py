@@ -54,8 +54,8 @@ class Limits:
 
     # Work
     max_prompts: int = 2048  # of one call
-    max_samples: int = 4096  # prompts x n
-    max_work_tokens: int = 2**22  # prompts x n x max_tokens
+    max_samples: int = 4096  # prompts x n, best_of or beam_width
+    max_work_tokens: int = 2**22  # the same x max_tokens
     max_logprobs: int = 2**21  # of a call: every alternative of every token, of prompts and answers
     max_prompts_in_flight: int = 64  # of one call, in the engine at once; the rest wait in the server
     max_chars_per_token: int = 128  # a prompt of more characters than this times the context is refused unread

@@ -30,6 +30,7 @@ REQUEST = EngineRequest(
     cache_salt="s",
     arrival_time=1.25,
 )
+BEAMS = SamplingParams(use_beam_search=True, beam_width=4, length_penalty=-0.5, early_stopping="never")
 DELTA = SequenceDelta(
     "id",
     1,
@@ -64,6 +65,8 @@ RECORD = DebugRecord(
         frames.Start(EngineConfig(seed=3)),
         frames.Add(REQUEST),
         frames.Add(BRANCH),
+        frames.Add(dataclasses.replace(REQUEST, sampling=SamplingParams(n=2, best_of=5))),
+        frames.Add(dataclasses.replace(REQUEST, sampling=BEAMS)),
         frames.Abort("id"),
         frames.Locate(1, ForkPoint("id"), "me"),
         frames.Describe(2, "id", None),

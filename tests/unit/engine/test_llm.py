@@ -52,6 +52,24 @@ def test_one_prompt_needs_no_list_and_ids_are_one_prompt(llm: LLM) -> None:
     assert llm.generate([], GREEDY) == []
 
 
+def test_chosen_answers_come_best_first_with_their_scores(llm: LLM) -> None:
+    beams = SamplingParams(n=2, use_beam_search=True, beam_width=4, max_tokens=5, length_penalty=2.0, logprobs=0)
+    best = SamplingParams(n=2, best_of=4, seed=1, max_tokens=5)
+    searched, drawn, plain = llm.generate(["prompt"] * 3, [beams, best, SamplingParams(n=2, max_tokens=5)])
+    for output, length_divisor in ((searched, 5**2), (drawn, 5)):
+        assert [sample.index for sample in output.outputs] == [0, 1]
+        scores = [sample.score for sample in output.outputs]
+        assert scores == sorted(scores, reverse=True)  # type: ignore[type-var]
+        for sample in output.outputs:
+            assert sample.cumulative_logprob is not None
+            assert sample.score == pytest.approx(sample.cumulative_logprob / length_divisor)
+    assert all(len(sample.logprobs or []) == 5 for sample in searched.outputs)
+    assert all(sample.logprobs is None and sample.finish_reason == "length" for sample in drawn.outputs)
+    assert all(sample.score is None for sample in plain.outputs)
+    with pytest.raises(BadRequest, match="set use_beam_search"):
+        SamplingParams(beam_width=2)
+
+
 def test_samples_logprobs_and_prompt_logprobs_are_collected(llm: LLM) -> None:
     asked = SamplingParams(n=3, seed=1, max_tokens=5, logprobs=1, prompt_logprobs=0)
     (output,) = llm.generate("prompt", asked)

@@ -143,7 +143,7 @@ def test_the_openapi_document_names_every_route_body_and_bound() -> None:
                 assert body == {"$ref": f"#/components/schemas/{name}"}
                 assert schemas[name]["properties"]
             assert '"maximum": 128' in str(schemas["ChatRequest"]["properties"]["n"]).replace("'", '"')
-            assert schemas["ChatRequest"]["properties"]["use_beam_search"]["enum"] == [None, False]
+            assert schemas["ChatRequest"]["properties"]["return_prompt_text"]["enum"] == [None, False]
             assert schemas["ChatRequest"]["required"] == ["messages"]
             references = set(re.findall(r"#/components/schemas/(\w+)", str(document)))
             assert references <= set(schemas)

@@ -1,7 +1,7 @@
 """From a validated request to what the engine takes: sampling parameters, bounds on the work, template messages.
 
 Refuses (BadRequest, with the field's name) what depends on several fields or on the model; a bound on one field stands
-in schemas.py. Invariant: prompts x n x max_tokens of an accepted call is at most `Limits.max_work_tokens`.
+in schemas.py. Invariant: prompts x samples x max_tokens of an accepted call is at most `Limits.max_work_tokens`.
 """
 
 from __future__ import annotations
@@ -80,7 +80,12 @@ def _sampling(
     _check_common(request)
     return SamplingParams(
         n=1 if max_tokens == 0 else _or(request.n, 1),
-        temperature=float(_or(request.temperature, 1.0)),
+        best_of=None if max_tokens == 0 else request.best_of,
+        use_beam_search=bool(request.use_beam_search),
+        beam_width=request.beam_width,
+        length_penalty=float(_or(request.length_penalty, 1.0)),
+        early_stopping=_or(request.early_stopping, False),
+        temperature=float(_or(request.temperature, 0.0 if request.use_beam_search else 1.0)),
         top_p=float(_or(request.top_p, 1.0)),
         top_k=_or(request.top_k, 0),
         min_p=float(_or(request.min_p, 0.0)),
@@ -104,6 +109,13 @@ def _sampling(
 def _check_common(request: SamplingFields) -> None:
     if request.cache_salt is not None and len(request.cache_salt.encode("utf-8")) > MAX_CACHE_SALT_BYTES:
         raise BadRequest(f"cache_salt may have {MAX_CACHE_SALT_BYTES} bytes; shorten it", param="cache_salt")
+    if request.use_beam_search and request.temperature:
+        raise BadRequest("beam search draws nothing: temperature must be 0, or left out", param="temperature")
+    if request.stream and not request.use_beam_search and (request.best_of or 1) > (request.n or 1):
+        raise BadRequest(
+            "best_of above n cannot be streamed: the best are known at the end; leave stream or best_of out",
+            param="best_of",
+        )
     if request.stream and request.prompt_logprobs is not None:
         raise BadRequest("prompt_logprobs cannot be streamed; ask without stream", param="prompt_logprobs")
 
@@ -153,16 +165,17 @@ def check_prompt_ids(ids: Sequence[int], info: EngineInfo, param: str, max_token
 
 def check_work(prompts: Sequence[Sequence[int]], sampling: SamplingParams, info: EngineInfo, limits: Limits) -> None:
     """The bounds on what one call may ask for altogether. Raises BadRequest."""
-    check_samples(len(prompts), sampling.n, limits)
+    check_samples(len(prompts), sampling.num_samples, limits, param=sampling.num_samples_field)
     rooms = [info.max_model_len - len(prompt) for prompt in prompts]
     most = info.max_model_len if sampling.max_tokens is None else sampling.max_tokens
-    tokens = sampling.n * sum(min(most, room) for room in rooms)
+    tokens = sampling.num_samples * sum(min(most, room) for room in rooms)
     logprobs = 0
     if sampling.logprobs is not None:
         logprobs += tokens * (1 + sampling.logprobs)
     if sampling.prompt_logprobs is not None:
         logprobs += sum(map(len, prompts)) * (1 + sampling.prompt_logprobs)
-    check_totals(f"{len(prompts)} prompts, n {sampling.n} and max_tokens", tokens, logprobs, limits)
+    what = f"{len(prompts)} prompts, {sampling.num_samples_field} {sampling.num_samples} and max_tokens"
+    check_totals(what, tokens, logprobs, limits)
 
 
 def check_totals(what: str, tokens: int, logprobs: int, limits: Limits) -> None:
@@ -180,18 +193,18 @@ def check_totals(what: str, tokens: int, logprobs: int, limits: Limits) -> None:
         )
 
 
-def check_samples(num_prompts: int, n: int, limits: Limits) -> None:
+def check_samples(num_prompts: int, num_samples: int, limits: Limits, *, param: str = "n") -> None:
     """Raises BadRequest."""
     if num_prompts > limits.max_prompts:
         raise BadRequest(
             f"prompt holds {num_prompts} prompts, the limit of one call is {limits.max_prompts}; split it",
             param="prompt",
         )
-    if num_prompts * n > limits.max_samples:
+    if num_prompts * num_samples > limits.max_samples:
         raise BadRequest(
-            f"{num_prompts} prompts with n {n} make {num_prompts * n} answers, "
+            f"{num_prompts} prompts with {param} {num_samples} make {num_prompts * num_samples} answers, "
             f"the limit of one call is {limits.max_samples}; split it",
-            param="n",
+            param=param,
         )
 
 

@@ -105,7 +105,7 @@ class _ForkCall(CompletionCall):
     def _check_work(self, samplings: Sequence[SamplingParams], room: int) -> None:
         tokens = logprobs = 0
         for sampling in samplings:
-            most = sampling.n * min(room if sampling.max_tokens is None else sampling.max_tokens, room)
+            most = sampling.num_samples * min(room if sampling.max_tokens is None else sampling.max_tokens, room)
             tokens += most
             logprobs += 0 if sampling.logprobs is None else most * (1 + sampling.logprobs)
         check_totals("the branches and max_tokens", tokens, logprobs, self.state.config.limits)

@@ -13,6 +13,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from pydantic.fields import FieldInfo
 
 from octavo.sampling_params import (
+    MAX_BEAM_WIDTH,
+    MAX_LENGTH_PENALTY,
     MAX_LOGIT_BIAS,
     MAX_LOGPROBS,
     MAX_N,
@@ -70,6 +72,11 @@ class SamplingFields(Model):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     n: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
+    best_of: Annotated[int, Field(ge=1, le=MAX_N)] | None = None  # at least n; more than n cannot be streamed
+    use_beam_search: bool | None = None  # the answers come whole, also in a stream
+    beam_width: Annotated[int, Field(ge=1, le=MAX_BEAM_WIDTH)] | None = None  # absent: the greater of n and best_of
+    length_penalty: Annotated[Number, Field(ge=-MAX_LENGTH_PENALTY, le=MAX_LENGTH_PENALTY)] | None = None
+    early_stopping: bool | Literal["never"] | None = None
     temperature: Annotated[Number, Field(ge=0, le=2)] | None = None
     top_p: Annotated[Number, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=-1, le=MAX_INT)] | None = None
@@ -97,10 +104,6 @@ class SamplingFields(Model):
     safety_identifier: Annotated[str, Field(max_length=MAX_USER_CHARS)] | None = None  # the newer name of `user`
     prompt_cache_key: Annotated[str, Field(max_length=MAX_USER_CHARS)] | None = None  # a routing hint: one cache here
 
-    best_of: Any = neutral(1)
-    use_beam_search: Any = neutral(False)
-    length_penalty: Any = neutral(1.0)
-    early_stopping: Any = neutral(False)
     spaces_between_special_tokens: Any = neutral(True)
     truncate_prompt_tokens: Any = neutral()
     allowed_token_ids: Any = neutral([])
