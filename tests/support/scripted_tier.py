@@ -98,6 +98,9 @@ class ScriptedTier:
     def shrink(self, num_bytes: int) -> int:
         return 0
 
+    def stats_by_part(self) -> tuple[TierStats, ...]:
+        return (self.stats(),)
+
     def stats(self) -> TierStats:
         num_bytes = sum(map(len, self.held.values()))
         return TierStats(self._name, len(self.held), num_bytes, 2**60, 0, off=self.off)

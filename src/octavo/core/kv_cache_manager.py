@@ -9,7 +9,7 @@ What executors must be told (copies, changed tables) collects here until the sch
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from octavo.core.block import NULL_BLOCK, Block, BlockId, SeqId
@@ -142,31 +142,6 @@ class KVCacheManager:
         kept = {block.block_id for blocks in hit.blocks for block in blocks if block is not None}
         held = (block for table in tables.blocks for block in table if block is not None)
         return sum(block.ref_count == 1 and block.block_id not in kept for block in held)
-
-    def num_tokens_saved(self) -> int:
-        """Tokens that would need memory of their own if no block were shared."""
-        return (self.pool.num_references - self.pool.num_used) * self.block_size // len(self.windows)
-
-    def num_wasted_slots(self, reached: Iterable[tuple[BlockTables, int]]) -> int:
-        """Slots of used blocks that hold no token, given all tables with how many tokens each holds or computes now.
-
-        blocks     [ full | full | part .... ]      waste = slots behind the last token
-        positions                 ^reached           a last block that forks still share is counted once
-        """
-        waste = 0
-        shared: set[BlockId] = set()
-        for tables, num_tokens in reached:
-            behind = tables.num_blocks * self.block_size - num_tokens
-            if behind <= 0:
-                continue
-            for table in tables.blocks:
-                last = table[-1]
-                if last is None or last.block_id in shared:
-                    continue
-                if last.ref_count > 1:
-                    shared.add(last.block_id)
-                waste += behind
-        return waste
 
     # -- actions -----------------------------------------------------------------------------------------------------
 

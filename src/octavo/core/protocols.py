@@ -100,5 +100,8 @@ class Tier(Protocol):
 
     def stats(self) -> TierStats: ...
 
+    def stats_by_part(self) -> tuple[TierStats, ...]:
+        """One for each place it consists of: `stats` alone, or those of RAM and disk."""
+
     def close(self) -> None:
         """Stops the tier's threads; what is staged and was not flushed is lost. Idempotent."""

@@ -21,6 +21,7 @@ from octavo.core.block_pool import BlockPool
 from octavo.core.committer import Committer
 from octavo.core.displacement import Displacement
 from octavo.core.kv_cache_manager import KVCacheManager
+from octavo.core.kv_usage import num_tokens_saved, num_wasted_slots
 from octavo.core.planner import Planner
 from octavo.core.policies import FirstComeFirstServed, OrderingPolicy
 from octavo.core.preemption import NewestFirst, PreemptionPolicy
@@ -223,11 +224,14 @@ class Scheduler:
             num_cached_blocks=pool.num_cached,
             num_used_blocks=pool.num_used,
             num_shared_blocks=pool.num_shared,
-            num_tokens_saved=self.kv.num_tokens_saved(),
-            num_wasted_slots=self.kv.num_wasted_slots(
-                (s.tables, s.num_computed_tokens + s.num_inflight_tokens)
-                for s in roster.lanes()
-                if s.tables is not None
+            num_tokens_saved=num_tokens_saved(pool, self.config.block_size, len(self.config.group_windows)),
+            num_wasted_slots=num_wasted_slots(
+                (
+                    (s.tables, s.num_computed_tokens + s.num_inflight_tokens)
+                    for s in roster.lanes()
+                    if s.tables is not None
+                ),
+                self.config.block_size,
             ),
             num_steps=self._num_steps,
             num_finished=self._num_requests - self._num_aborted - len(roster.requests),

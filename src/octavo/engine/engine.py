@@ -234,7 +234,7 @@ class Engine:
             num_prefix_cache_queries=core.prefix_queries_tokens,
             num_prefix_cache_hits=core.prefix_hits_tokens,
             num_prefix_hits_by_tier=dict(core.prefix_hits_by_tier),
-            tiers=() if self._mover is None else (self._mover.tier.stats(),),
+            tiers=() if self._mover is None else self._mover.tier.stats_by_part(),
             num_swaps=core.num_swaps,
             num_recomputes=core.num_recomputes,
             num_preemptions=core.num_preemptions,

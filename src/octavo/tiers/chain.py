@@ -88,6 +88,9 @@ class TierChain:
             off=f"disk: {disk.off}" if disk.off else "",
         )
 
+    def stats_by_part(self) -> tuple[TierStats, ...]:
+        return self._ram.stats(), self._disk.stats()
+
     def close(self) -> None:
         self._ram.close()
         self._disk.close()

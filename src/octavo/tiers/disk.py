@@ -159,6 +159,9 @@ class DiskTier:
             off=self._off,
         )
 
+    def stats_by_part(self) -> tuple[TierStats, ...]:
+        return (self.stats(),)
+
     def close(self) -> None:
         if self._closing:
             return

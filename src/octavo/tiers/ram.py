@@ -115,6 +115,9 @@ class RamTier:
             loaded_bytes=self._loaded_bytes,
         )
 
+    def stats_by_part(self) -> tuple[TierStats, ...]:
+        return (self.stats(),)
+
     def close(self) -> None:
         self._held.clear()
         self._charged_bytes = 0

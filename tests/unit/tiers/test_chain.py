@@ -22,6 +22,7 @@ def test_evicted_blocks_go_on_to_the_disk_and_come_back(tmp_path: Path) -> None:
     assert fetch(chain, *range(11)) == [*(payload_of(n) for n in range(10)), None]
     ram, disk = (part.stats() for part in chain.parts)
     assert (ram.num_blocks, ram.num_loaded, ram.num_evicted) == (4, 4, 6)
+    assert chain.stats_by_part() == (ram, disk)
     whole = chain.stats()
     assert whole.name == "ram+disk"
     assert whole.max_bytes == ram.max_bytes + disk.max_bytes
