@@ -13,12 +13,11 @@ from dataclasses import replace
 from typing import Any
 
 from octavo.config import EngineConfig
-from octavo.engine import frames
 from octavo.engine.build import build_engine
 from octavo.engine.engine import Engine
 from octavo.engine.engine_request import EngineRequest, ForkPoint
 from octavo.engine.info import EngineInfo, EngineStats
-from octavo.engine.records import DebugRecord
+from octavo.engine.records import DebugRecord, Place
 from octavo.errors import EngineDead, OctavoError
 from octavo.outputs import SequenceDelta
 
@@ -94,9 +93,8 @@ class InProcessEngine:
                 self.aborted.append(request.request_id)
                 self.engine.abort(request.request_id)
 
-    async def locate(self, point: ForkPoint, owner: str) -> frames.Located:
-        branch = self.engine.locate(point, owner)
-        return frames.Located(0, len(branch.prompt_token_ids), branch.num_tokens)
+    async def locate(self, point: ForkPoint, owner: str) -> Place:
+        return self.engine.locate(point, owner)
 
     async def describe(self, call_id: str, owner: str | None) -> tuple[DebugRecord, ...]:
         return self.engine.describe(call_id, owner)

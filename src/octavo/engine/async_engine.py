@@ -21,7 +21,7 @@ from octavo.engine import frames
 from octavo.engine.engine_request import EngineRequest, ForkPoint
 from octavo.engine.info import EngineInfo, EngineStats
 from octavo.engine.mailbox import MAX_UNREAD_BYTES, Mailbox
-from octavo.engine.records import DebugRecord
+from octavo.engine.records import DebugRecord, Place
 from octavo.errors import BadRequest, EngineDead, QueueFull
 from octavo.outputs import SequenceDelta
 
@@ -150,11 +150,11 @@ class AsyncEngine:
         if request_id in self._mailboxes:
             self._abort_quietly(request_id)
 
-    async def locate(self, point: ForkPoint, owner: str) -> frames.Located:
+    async def locate(self, point: ForkPoint, owner: str) -> Place:
         """Where a branch there would begin. Raises NotFound, BadRequest, EngineDead."""
         reply = await self._ask(lambda number: frames.Locate(number, point, owner))
         assert isinstance(reply, frames.Located)
-        return reply
+        return reply.place
 
     async def describe(self, call_id: str, owner: str | None) -> tuple[DebugRecord, ...]:
         """The requests of a call, live or ended lately; `owner` None: whoever asks may see all. Raises NotFound,

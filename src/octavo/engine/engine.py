@@ -25,7 +25,7 @@ from octavo.engine.engine_request import EngineRequest, ForkPoint
 from octavo.engine.idle_check import IdleCheck
 from octavo.engine.info import EngineInfo, EngineStats
 from octavo.engine.output_processor import OutputProcessor
-from octavo.engine.records import Branch, DebugRecord, Records
+from octavo.engine.records import Branch, DebugRecord, Place, Records
 from octavo.errors import BadRequest, QueueFull, retry_after_seconds
 from octavo.outputs import FinishReason, SequenceDelta
 from octavo.sampling_params import SamplingParams
@@ -131,8 +131,12 @@ class Engine:
         prompt = branch.prompt_token_ids if branch else request.prompt_token_ids
         self._checked_sampling(prompt, request.sampling, branch)
 
-    def locate(self, point: ForkPoint, owner: str) -> Branch:
-        """What a branch there would begin with. Raises NotFound; BadRequest where there is no such choice or token."""
+    def locate(self, point: ForkPoint, owner: str) -> Place:
+        """Where a branch there would begin. Raises NotFound; BadRequest where there is no such choice or token."""
+        return self._records.locate(point, owner, self._clock())
+
+    def branch(self, point: ForkPoint, owner: str) -> Branch:
+        """What it would begin with. Raises the same."""
         return self._records.branch(point, owner, self._clock())
 
     def describe(self, call_id: str, owner: str | None) -> tuple[DebugRecord, ...]:

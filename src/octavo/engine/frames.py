@@ -23,7 +23,7 @@ import msgspec
 from octavo.config import EngineConfig
 from octavo.engine.engine_request import EngineRequest, ForkPoint
 from octavo.engine.info import EngineInfo, EngineStats
-from octavo.engine.records import DebugRecord
+from octavo.engine.records import DebugRecord, Place
 from octavo.errors import (
     BadRequest,
     ConfigError,
@@ -140,8 +140,7 @@ class Fatal(msgspec.Struct, frozen=True, tag="fatal"):
 
 class Located(msgspec.Struct, frozen=True, tag="located"):
     number: int
-    num_prompt_tokens: int  # that a branch there begins with
-    num_tokens: int  # of these, how many of the origin's answer
+    place: Place
 
 
 class Described(msgspec.Struct, frozen=True, tag="described"):

@@ -128,7 +128,7 @@ class LLM:
             if not isinstance(value, int | None) or isinstance(value, bool):
                 raise BadRequest(f"{name} must be a whole number", param=name)
         params = _as_params(sampling_params, None)
-        branch = self._engine.locate(ForkPoint(call_id, index, num_tokens), "")
+        branch = self._engine.branch(ForkPoint(call_id, index, num_tokens), "")
         point = ForkPoint(call_id, index, branch.num_tokens)
         wanted = [RequestOutput(new_request_id(), None, list(branch.prompt_token_ids), []) for _ in params]
         show = sys.stderr.isatty() and len(wanted) >= PROGRESS_MIN_REQUESTS if progress is None else progress

@@ -220,8 +220,7 @@ class StepLoop:
         try:
             match question:
                 case frames.Locate(number=number, point=point, owner=owner):
-                    branch = self._engine.locate(point, owner)
-                    return frames.Located(number, len(branch.prompt_token_ids), branch.num_tokens)
+                    return frames.Located(number, self._engine.locate(point, owner))
                 case frames.Describe(number=number, call_id=call_id, owner=may_see):
                     return frames.Described(number, self._engine.describe(call_id, may_see))
                 case frames.ResetPrefixCache(number=number):

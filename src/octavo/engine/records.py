@@ -2,17 +2,17 @@
 
 Refuses to keep text, to tell token ids, and to tell an owner of another's request: that one, one never heard of and one
 that was dropped are the same NotFound. Time is an argument. Invariants: a request is live from `add` until the delta
-that ends its last sample, and kept after that for KEPT_SECONDS, while it is among the last MAX_KEPT and all that is
-kept takes no more than MAX_KEPT_BYTES.
+that ends its last sample, and kept after that for KEPT_SECONDS, but at most MAX_KEPT are, in MAX_KEPT_BYTES: beyond it
+goes the oldest of the owner who has the most, so that nobody pushes out another's.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from octavo.core.block import SeqId
 from octavo.core.request import Request, Status
@@ -81,6 +81,13 @@ class Branch:
     origin: SeqId | None  # a live sequence that holds these tokens' blocks
 
 
+class Place(NamedTuple):
+    """Where a fork point lies."""
+
+    num_prompt_tokens: int  # that a branch there begins with
+    num_tokens: int  # of these, how many of the origin's own answer
+
+
 class _Sample:
     __slots__ = ("finish_reason", "has_end_token", "token_ids")
 
@@ -109,6 +116,10 @@ class _Record:
         self.sample_index = request.sample_index
         self.num_given_tokens = request.num_given_tokens
         self.namespace, self.tenant = request.namespace, request.tenant
+
+    @property
+    def prompt_token_ids(self) -> Sequence[int]:
+        return self.prompt if self.request is None else self.request.prompt_token_ids
 
     @property
     def num_bytes(self) -> int:
@@ -162,12 +173,25 @@ class _Record:
         return next((sequence.seq_id for sequence in self.request.live), None)
 
 
+class _Owner:
+    """What is kept of one owner."""
+
+    def __init__(self) -> None:
+        self.request_ids: OrderedDict[str, None] = OrderedDict()  # in the order of their ends
+        self.num_bytes = 0
+
+    @property
+    def oldest(self) -> str:
+        return next(iter(self.request_ids))
+
+
 class Records:
     def __init__(self, *, max_kept: int = MAX_KEPT, max_kept_bytes: int = MAX_KEPT_BYTES) -> None:
         self._max_kept = max_kept
         self._max_kept_bytes = max_kept_bytes
         self._live: dict[str, _Record] = {}
         self._kept: OrderedDict[str, _Record] = OrderedDict()  # in the order of their ends
+        self._owners: dict[str, _Owner] = {}  # of these
         self._kept_bytes = 0
         self._calls: dict[str, dict[str, _Record]] = {}  # both, by call
 
@@ -209,7 +233,7 @@ class Records:
     def expire(self, now: float) -> None:
         """Drops what has been kept for long enough."""
         while self._kept and next(iter(self._kept.values())).finished_time + KEPT_SECONDS <= now:
-            self._drop_oldest()
+            self._drop(next(iter(self._kept)))
 
     def describe(self, call_id: str, owner: str | None, now: float) -> tuple[DebugRecord, ...]:
         """The requests of a call in the order of its choices. `owner` None: whoever asks may see all.
@@ -218,24 +242,16 @@ class Records:
         """
         return tuple(record.describe(now) for record in self._of_call(call_id, owner, now))
 
-    def branch(self, point: ForkPoint, owner: str, now: float) -> Branch:
+    def locate(self, point: ForkPoint, owner: str, now: float) -> Place:
         """Raises NotFound; BadRequest where the owner asks for a choice or for tokens that there are not."""
-        record, index = self._choice(self._of_call(point.call_id, owner, now), point.choice)
-        sample = record.samples[index]
-        num_tokens = len(sample.token_ids)
-        if point.num_tokens is None:
-            num_tokens -= sample.has_end_token
-        elif not 0 <= point.num_tokens <= num_tokens:
-            raise BadRequest(
-                f"num_tokens is {point.num_tokens}; the answer has {num_tokens} tokens, so it may be from 0 to "
-                f"{num_tokens}",
-                param="num_tokens",
-            )
-        else:
-            num_tokens = point.num_tokens
-        prompt = record.prompt if record.request is None else record.request.prompt_token_ids
+        record, _, num_tokens = self._find(point, owner, now)
+        return Place(len(record.prompt_token_ids) + num_tokens, num_tokens)
+
+    def branch(self, point: ForkPoint, owner: str, now: float) -> Branch:
+        """Raises as `locate` does."""
+        record, index, num_tokens = self._find(point, owner, now)
         return Branch(
-            prompt_token_ids=(*prompt, *sample.token_ids[:num_tokens]),
+            prompt_token_ids=(*record.prompt_token_ids, *record.samples[index].token_ids[:num_tokens]),
             num_tokens=num_tokens,
             num_given_tokens=record.num_given_tokens + num_tokens,
             sample_index=record.sample_index + index,
@@ -243,6 +259,21 @@ class Records:
             tenant=record.tenant,
             origin=record.origin(index),
         )
+
+    def _find(self, point: ForkPoint, owner: str, now: float) -> tuple[_Record, int, int]:
+        """The record, the sample, and how many of its tokens are kept."""
+        record, index = self._choice(self._of_call(point.call_id, owner, now), point.choice)
+        sample = record.samples[index]
+        num_tokens = len(sample.token_ids)
+        if point.num_tokens is None:
+            return record, index, num_tokens - sample.has_end_token
+        if not 0 <= point.num_tokens <= num_tokens:
+            raise BadRequest(
+                f"num_tokens is {point.num_tokens}; the answer has {num_tokens} tokens, so it may be from 0 to "
+                f"{num_tokens}",
+                param="num_tokens",
+            )
+        return record, index, point.num_tokens
 
     def _of_call(self, call_id: str, owner: str | None, now: float) -> list[_Record]:
         """At least one, in the order of choices."""
@@ -270,13 +301,23 @@ class Records:
         del self._live[record.request_id]
         self._kept[record.request_id] = record
         self._kept_bytes += record.num_bytes
+        owner = self._owners.setdefault(record.owner, _Owner())
+        owner.request_ids[record.request_id] = None
+        owner.num_bytes += record.num_bytes
         self.expire(now)
-        while len(self._kept) > self._max_kept or self._kept_bytes > self._max_kept_bytes:
-            self._drop_oldest()
+        while len(self._kept) > self._max_kept:
+            self._drop(max(self._owners.values(), key=lambda each: len(each.request_ids)).oldest)
+        while self._kept_bytes > self._max_kept_bytes:
+            self._drop(max(self._owners.values(), key=lambda each: each.num_bytes).oldest)
 
-    def _drop_oldest(self) -> None:
-        request_id, record = self._kept.popitem(last=False)
+    def _drop(self, request_id: str) -> None:
+        record = self._kept.pop(request_id)
         self._kept_bytes -= record.num_bytes
+        owner = self._owners[record.owner]
+        del owner.request_ids[request_id]
+        owner.num_bytes -= record.num_bytes
+        if not owner.request_ids:
+            del self._owners[record.owner]
         call = self._calls[call_of(request_id)]
         del call[request_id]
         if not call:

@@ -10,9 +10,8 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any, Protocol
 
 from octavo.engine.engine_request import EngineRequest, ForkPoint
-from octavo.engine.frames import Located
 from octavo.engine.info import EngineInfo, EngineStats
-from octavo.engine.records import DebugRecord
+from octavo.engine.records import DebugRecord, Place
 from octavo.loading.tokenizer import TokenizerLike
 from octavo.outputs import SequenceDelta
 
@@ -30,7 +29,7 @@ class EngineLike(Protocol):
         Raises BadRequest (never fits), QueueFull and EngineDead.
         """
 
-    async def locate(self, point: ForkPoint, owner: str) -> Located:
+    async def locate(self, point: ForkPoint, owner: str) -> Place:
         """Raises NotFound, BadRequest and EngineDead."""
 
     async def describe(self, call_id: str, owner: str | None) -> tuple[DebugRecord, ...]:

@@ -17,7 +17,7 @@ from octavo.core.swap_costs import SwapDecision
 from octavo.engine import frames
 from octavo.engine.engine_request import EngineRequest, ForkPoint
 from octavo.engine.info import EngineStats
-from octavo.engine.records import DebugRecord, DebugSample
+from octavo.engine.records import DebugRecord, DebugSample, Place
 from octavo.errors import BadRequest, ConfigError, InternalError, NotFound, OctavoError, QueueFull, TooLarge
 from octavo.outputs import CacheReport, RequestTimings, SequenceDelta, TokenLogprobs
 from octavo.sampling_params import SamplingParams
@@ -86,7 +86,7 @@ def test_messages_to_the_engine_round_trip(message: frames.ToEngine) -> None:
         frames.Rejected("id", frames.WireError.of(BadRequest("x"))),
         frames.Heartbeat(EngineStats(time=1.0, request_success={"stop": 2})),
         frames.Fatal("boom"),
-        frames.Located(1, 7, 2),
+        frames.Located(1, Place(7, 2)),
         frames.Described(2, (RECORD, RECORD)),
         frames.PrefixCacheReset(3, 9),
         frames.Declined(4, frames.WireError.of(NotFound("no", param="id", code="request_not_found"))),

@@ -89,6 +89,27 @@ def test_what_is_kept_is_bounded_in_bytes_and_one_too_large_is_not_kept_at_all()
     assert knows(records, "next", 3.0)
 
 
+def test_what_is_too_much_goes_from_the_owner_who_has_the_most() -> None:
+    records = Records(max_kept=10, max_kept_bytes=200_000)
+    for number in range(3):
+        ended(records, f"quiet{number}", now=1.0, owner="quiet")
+    for number in range(100):
+        ended(records, f"loud{number}", now=2.0, owner="loud")
+    ended(records, "new", now=3.0, owner="newcomer")
+    assert records.num_kept == 10
+    assert all(knows(records, f"quiet{number}", 3.0, owner="quiet") for number in range(3))
+    assert knows(records, "new", 3.0, owner="newcomer")
+    assert [knows(records, f"loud{number}", 3.0, owner="loud") for number in (93, 94)] == [False, True]
+    for number in range(5):
+        ended(records, f"large{number}", now=4.0, owner="large", num_tokens=30_000)
+    assert knows(records, "large4", 4.0, owner="large")
+    assert not knows(records, "large3", 4.0, owner="large")
+    assert all(knows(records, f"quiet{number}", 4.0, owner="quiet") for number in range(3))
+    records.expire(1e9)
+    assert records.num_kept == 0
+    assert (records._owners, records._calls, records._kept_bytes) == ({}, {}, 0)
+
+
 def test_unknown_foreign_and_expired_are_told_alike_and_an_administrator_sees_all() -> None:
     records = Records()
     ended(records, "old", now=0.0)
