@@ -30,7 +30,8 @@ KEPT_SECONDS = 600.0
 MAX_KEPT = 1000
 MAX_KEPT_BYTES = 64 * 2**20
 MAX_SWAP_DECISIONS = 64  # of one request; the latest
-_RECORD_COST, _SAMPLE_COST, _TOKEN_COST = 6 * 2**10, 256, 4  # bytes, about what CPython takes for each
+_PLAIN = (bool, int, float, str, type(None))
+_RECORD_COST, _SAMPLE_COST, _TOKEN_COST = 3 * 2**10, 256, 4  # bytes, about what CPython takes for each
 
 State = Literal["waiting", "running", "finished"]
 Parameter = bool | int | float | str | None
@@ -341,7 +342,7 @@ def _parameters(sampling: SamplingParams) -> dict[str, Parameter]:
         value = getattr(sampling, each.name)
         if each.name == "seed":
             continue  # the record has the one in use
-        if value is None or isinstance(value, bool | int | float | str):
+        if isinstance(value, _PLAIN):
             told[each.name] = value
         else:
             told[f"num_{each.name}"] = len(value)
