@@ -1,6 +1,6 @@
 """Asks transformers (float32, eager) for beam searches of the committed tiny models: tests/goldens/<name>/beams.json.
 
-    python scripts/make_beam_goldens.py [NAME ...]
+    python scripts/make_beam_goldens.py [NAME ...]     (by default those that have the file already)
 
 Runs in an environment with torch and transformers (not octavo's own), after scripts/make_goldens.py. A case holds the
 prompt, the parameters, `sequences` (the answers, best first, an end token included) and their `scores`
@@ -182,7 +182,7 @@ def main(names: list[str]) -> None:
     import transformers
 
     torch.set_num_threads(1)
-    for name in names or sorted(path.parent.name for path in GOLDENS.glob("*/golden.json")):
+    for name in names or sorted(path.parent.name for path in GOLDENS.glob("*/beams.json")):
         folder = GOLDENS / name
         model = transformers.AutoModelForCausalLM.from_pretrained(
             folder, dtype=torch.float32, attn_implementation="eager"

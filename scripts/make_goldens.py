@@ -125,6 +125,20 @@ MODELS: dict[str, dict[str, Any]] = {
         "layer_types": ["full_attention" if layer % 3 == 2 else "sliding_attention" for layer in range(7)],
         "dtype": "bfloat16",
     },
+    "gemma3": {  # sliding layers 0 to 4 and 6, a full one: seven KV groups
+        "architecture": "gemma3",
+        "num_hidden_layers": 7,
+        "hidden_size": 48,
+        "intermediate_size": 64,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "query_pre_attn_scalar": 20,
+        "vocab_size": 290,
+        "tie_word_embeddings": False,  # random and tied, its scaled embedding would only repeat the last token
+        "sliding_window": 24,
+        "dtype": "bfloat16",
+    },
 }
 
 
@@ -136,8 +150,10 @@ def random_model(name: str, seed: int) -> Any:
     options = COMMON | MODELS[name]
     architecture = options.pop("architecture", "llama")
     dtype = getattr(torch, options.pop("dtype", "float32"))
-    kind = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}[architecture]
-    config = getattr(transformers, f"{kind}Config")(**options)
+    kind = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3", "gemma3": "Gemma3"}[
+        architecture
+    ]
+    config = getattr(transformers, f"{kind}TextConfig" if kind == "Gemma3" else f"{kind}Config")(**options)
     config._attn_implementation = "eager"
     model = getattr(transformers, f"{kind}ForCausalLM")(config).eval()
     generator = torch.Generator().manual_seed(seed)
@@ -147,7 +163,7 @@ def random_model(name: str, seed: int) -> Any:
             if parameter_name.endswith("bias"):
                 values *= 0.3
             elif parameter.dim() == 1:
-                values = 1.0 + 0.2 * values
+                values = 0.2 * values + (0.0 if kind == "Gemma3" else 1.0)  # Gemma adds the one itself
             elif "embed" in parameter_name:
                 values *= 0.5
             else:

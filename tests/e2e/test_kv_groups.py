@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx
 import numpy as np
+
 from support.hf_folder import served_golden
 from support.server_process import serving, until
 

@@ -24,7 +24,7 @@ from support.engines import Answers, run
 from support.goldens import load_golden
 from support.hf_folder import served_golden
 
-NAMES = ("qwen2-half-sliding", "qwen3-mostly-sliding")  # 2 groups; 4 groups, the last half empty
+NAMES = ("qwen2-half-sliding", "qwen3-mostly-sliding")  # 2 groups; 4 groups, one half empty
 WINDOW = 24
 MAX_MODEL_LEN = 256
 
@@ -167,6 +167,7 @@ def test_the_cpu_executor_says_what_the_reference_says(name: str, folder: Path) 
 
 
 @pytest.mark.parametrize("executor", ["cpu", "reference"])
+@pytest.mark.parametrize("name", [*NAMES, "gemma3"], indirect=True)
 def test_the_engine_says_what_transformers_says(name: str, folder: Path, executor: str) -> None:
     golden = load_golden(name)
     options: dict[str, Any] = {} if executor == "reference" else {"dtype": "float32", "kv_cache_dtype": "float32"}

@@ -20,7 +20,7 @@ from octavo.models.registry import family_for_hf
 from octavo.sampling.reference import Drawer, adjusted, kept_tokens, log_softmax
 from octavo.sampling_params import SamplingParams
 from support.drive import Driver
-from support.goldens import GOLDENS, NAMES, load_beams, load_golden
+from support.goldens import BEAM_NAMES, GOLDENS, NAMES, load_beams, load_golden
 from support.sources import dict_source
 
 HAVE_TORCH = all(importlib.util.find_spec(name) for name in ("torch", "transformers"))
@@ -80,7 +80,7 @@ def test_the_goldens_are_what_transformers_says_of_the_committed_files(name: str
     np.testing.assert_allclose(logits, golden.logits, rtol=0.0, atol=LOGIT_TOLERANCE)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", BEAM_NAMES)
 def test_the_beams_are_those_transformers_finds(name: str, make_beam_goldens: ModuleType) -> None:
     import torch
     import transformers
@@ -135,6 +135,33 @@ LIVE: dict[str, dict[str, Any]] = {
         "max_window_layers": 1,
     },
     "qwen3": {"model_type": "qwen3", "num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": True},
+    "gemma3": {
+        "model_type": "gemma3_text",
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "query_pre_attn_scalar": 24,
+        "sliding_window": 11,
+        "sliding_window_pattern": 3,
+        "rope_theta": 30000.0,
+        "rope_local_base_freq": 500.0,
+        "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+        "final_logit_softcapping": 9.0,
+    },
+    "gemma3, rotary by kind": {
+        "model_type": "gemma3_text",
+        "num_hidden_layers": 3,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 32,
+        "sliding_window": 64,  # the whole context: full layers that turn as sliding ones
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        "rope_parameters": {
+            "full_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 5000.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 300.0},
+        },
+    },
     "qwen3, layers by name": {
         "model_type": "qwen3",
         "num_hidden_layers": 5,
@@ -175,7 +202,9 @@ def test_the_reference_executor_agrees_on_a_random_model(name: str) -> None:
     state = {key: value.detach().numpy() for key, value in model.state_dict().items()}
     executor = ReferenceExecutor(
         program=family.trace(own),
-        source=dict_source({key: state[tensor.name] for key, tensor in family.hf_names(own).items()}),
+        source=dict_source(
+            {key: state[tensor.name] + np.float32(tensor.add) for key, tensor in family.hf_names(own).items()}
+        ),
         num_blocks=64,
         block_size=16,
         max_num_seqs=4,

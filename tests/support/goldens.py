@@ -17,8 +17,9 @@ from octavo.program.ops import Program
 GOLDENS = Path(__file__).parents[1] / "goldens"
 NAMES = (
     *("llama-tied", "llama-gqa3-bias", "llama-gqa4-linear", "llama-llama3", "mistral"),
-    *("mistral-window", "qwen2-half-sliding", "qwen3-mostly-sliding"),
+    *("mistral-window", "qwen2-half-sliding", "qwen3-mostly-sliding", "gemma3"),
 )
+BEAM_NAMES = NAMES[:-1]  # those with beams.json
 
 Float32 = npt.NDArray[np.float32]
 
@@ -78,7 +79,8 @@ def golden_parameters(name: str) -> dict[str, Float32]:
     """Float32 arrays by the program's names."""
     family, config = read_config(GOLDENS / name)
     tensors = read_safetensors(GOLDENS / name / "model.safetensors")
-    return {parameter: tensors[tensor.name] for parameter, tensor in family.hf_names(config).items()}
+    names = family.hf_names(config)
+    return {parameter: tensors[tensor.name] + np.float32(tensor.add) for parameter, tensor in names.items()}
 
 
 def read_config(folder: Path) -> tuple[Any, Any]:

@@ -78,6 +78,10 @@ class CheckpointSource:
         return TensorInfo(entry.tensor_type, entry.shape, entry.num_bytes)
 
     def raw(self, name: str) -> npt.NDArray[np.uint8]:
+        assert not self._names[name].add, f"{name} is not what its bytes say: use float32"
+        return self._raw(name)
+
+    def _raw(self, name: str) -> npt.NDArray[np.uint8]:
         tensor_name, entry = self._find(name)
         raw = self._checkpoint.raw(tensor_name)
         tensor = self._names[name]
@@ -88,7 +92,9 @@ class CheckpointSource:
 
     def float32(self, name: str) -> npt.NDArray[np.float32]:
         _, entry = self._find(name)
-        return dequantize(self.raw(name), entry.tensor_type, entry.shape)
+        values = dequantize(self._raw(name), entry.tensor_type, entry.shape)
+        add = self._names[name].add
+        return values + np.float32(add) if add else values
 
     @property
     def fingerprint(self) -> bytes:

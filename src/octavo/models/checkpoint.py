@@ -22,3 +22,5 @@ class CheckpointTensor:
     count as one column.
     """
     head_dim: int = 0  # with "rope_pairs" only
+    add: float = 0.0
+    """Added to every value: norms that files keep around zero. Vectors only: quantised rows are never touched."""

@@ -6,7 +6,7 @@ means is the caller's to say.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -124,33 +124,29 @@ def hf_activation(fields: Fields, name: str, default: str) -> ActivationName:
     return HF_ACTIVATIONS[activation]
 
 
-def hf_windows(
-    fields: Fields, sizes: Sizes, window: int | None, slides: Callable[[int], bool]
-) -> tuple[int | None, ...]:
-    """The attention span of each layer, None for full: by `layer_types` where the file has it, else `slides(layer)`.
-    Raises ModelFileError."""
-    if fields.length("layer_types", sizes.num_layers, sizes.num_layers) is None:
-        return windows_of(sizes, window, slides)
+def hf_sliding(fields: Fields, num_layers: int, slides: Callable[[int], bool]) -> tuple[bool, ...]:
+    """Which layers see a window only: by `layer_types` where the file has it, else `slides(layer)`."""
+    if fields.length("layer_types", num_layers, num_layers) is None:
+        return tuple(slides(layer) for layer in range(num_layers))
     kinds: Any = fields.values["layer_types"]
     for kind in kinds:
         if kind not in ("full_attention", "sliding_attention"):
             raise ModelFileError(
                 f"config.json: layer_types has {repr(kind)[:60]}; known are full_attention, sliding_attention"
             )
-    if window is None and "sliding_attention" in kinds:
-        raise ModelFileError("config.json: layer_types has sliding_attention, but no sliding_window is in use")
-    return windows_of(sizes, window, lambda layer: kinds[layer] == "sliding_attention")
+    return tuple(kind == "sliding_attention" for kind in kinds)
 
 
-def windows_of(sizes: Sizes, window: int | None, slides: Callable[[int], bool]) -> tuple[int | None, ...]:
-    """A window that holds the whole context is none: such layers are of one kind with the full ones."""
+def windows_of(sizes: Sizes, window: int | None, sliding: Sequence[bool]) -> tuple[int | None, ...]:
+    """The attention span of each layer, None for full. A window that holds the whole context is none: such layers are
+    of one kind with the full ones."""
     used = None if window is None or window >= sizes.max_model_len else window
-    return tuple(used if slides(layer) else None for layer in range(sizes.num_layers))
+    return tuple(used if slides else None for slides in sliding)
 
 
-def in_model(name: str) -> CheckpointTensor:
+def in_model(name: str, add: float = 0.0) -> CheckpointTensor:
     """A tensor of a safetensors checkpoint: those of the bare model lack the "model." prefix."""
-    return CheckpointTensor("model." + name, alternatives=(name,))
+    return CheckpointTensor("model." + name, alternatives=(name,), add=add)
 
 
 def layer_tensors(

@@ -48,7 +48,7 @@ def hf_config(config: Mapping[str, Any]) -> LlamaConfig:
         qkv_bias=attention_bias,
         attention_out_bias=attention_bias,
         mlp_bias=fields.flag("mlp_bias", False),
-        windows=windows_of(sizes, window, lambda _: True),
+        windows=windows_of(sizes, window, [True] * sizes.num_layers),
     )
 
 

@@ -11,8 +11,18 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from octavo.errors import ModelFileError
 from octavo.models.checkpoint import CheckpointTensor
-from octavo.models.decoder import Sizes, gguf_sizes, hf_activation, hf_sizes, hf_windows, in_model, layer_tensors
+from octavo.models.decoder import (
+    Sizes,
+    gguf_sizes,
+    hf_activation,
+    hf_sizes,
+    hf_sliding,
+    in_model,
+    layer_tensors,
+    windows_of,
+)
 from octavo.models.fields import MAX_CONTEXT, MAX_LAYERS, Fields
 from octavo.models.rope import gguf_frequencies, hf_frequencies
 from octavo.program.ops import ActivationName, Program
@@ -47,6 +57,9 @@ def hf_config(config: Mapping[str, Any]) -> QwenConfig:
     bias = fields.flag("attention_bias", False) if generation == 3 else True
     first_sliding = fields.whole("max_window_layers", 0, MAX_LAYERS, 28)
     window = _window(fields, config)
+    sliding = hf_sliding(fields, sizes.num_layers, lambda layer: window is not None and layer >= first_sliding)
+    if window is None and any(sliding):
+        raise ModelFileError("config.json: layer_types has sliding_attention, but no sliding_window is in use")
     return QwenConfig(
         **asdict(sizes),
         generation=generation,
@@ -55,7 +68,7 @@ def hf_config(config: Mapping[str, Any]) -> QwenConfig:
         tied=fields.flag("tie_word_embeddings", False),
         qkv_bias=bias,
         o_bias=bias and generation == 3,
-        windows=hf_windows(fields, sizes, window, lambda layer: window is not None and layer >= first_sliding),
+        windows=windows_of(sizes, window, sliding),
     )
 
 

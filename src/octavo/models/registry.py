@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from octavo.errors import ModelFileError
-from octavo.models import llama, qwen
+from octavo.models import gemma3, llama, qwen
 from octavo.models.checkpoint import CheckpointTensor
 from octavo.program.ops import Program
 
@@ -67,6 +67,17 @@ FAMILIES: tuple[ModelFamily, ...] = (
         trace=qwen.trace,
         hf_names=qwen.hf_names,
         gguf_names=qwen.gguf_names,
+    ),
+    ModelFamily(
+        name="gemma3",
+        hf_architectures=("Gemma3ForCausalLM",),
+        hf_model_types=("gemma3_text",),
+        gguf_architectures=("gemma3",),
+        hf_config=gemma3.hf_config,
+        gguf_config=gemma3.gguf_config,
+        trace=gemma3.trace,
+        hf_names=gemma3.hf_names,
+        gguf_names=gemma3.gguf_names,
     ),
 )
 

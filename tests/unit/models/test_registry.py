@@ -35,6 +35,12 @@ def test_qwen_is_found_by_architecture_or_type_and_in_gguf(generation: int) -> N
     assert family_for_hf({"model_type": kind}).name == family_for_gguf({"general.architecture": kind}).name == "qwen"
 
 
+def test_gemma3_is_found_by_architecture_or_type_and_in_gguf() -> None:
+    assert family_for_hf({"architectures": ["Gemma3ForCausalLM"]}).name == "gemma3"
+    assert family_for_hf({"model_type": "gemma3_text"}).name == "gemma3"
+    assert family_for_gguf({"general.architecture": "gemma3"}).name == "gemma3"
+
+
 @pytest.mark.parametrize(
     ("config", "asked"),
     [
