@@ -64,6 +64,18 @@ class ScriptedTier:
             self.seen["evicted"] += 1
         return True
 
+    @property
+    def survives(self) -> bool:
+        return self._name == "disk"
+
+    def keep(self, key: bytes, payload: bytes) -> bool:
+        return self.survives and self.put(key, payload)
+
+    def touch(self, key: bytes) -> None:
+        self.seen["touched"] += 1
+        if key in self.held:
+            self.held.move_to_end(key)
+
     def contains(self, key: bytes) -> bool:
         return not self.off and key in self.held
 

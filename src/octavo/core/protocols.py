@@ -77,6 +77,16 @@ class Tier(Protocol):
     def put(self, key: bytes, payload: bytes) -> bool:
         """Takes the payload for writing behind; False when the staging buffer is full and it was dropped."""
 
+    @property
+    def survives(self) -> bool:
+        """What it holds is found again by the next process."""
+
+    def keep(self, key: bytes, payload: bytes) -> bool:
+        """As `put`, but where it survives this process, whatever faster places there are; False where there is none."""
+
+    def touch(self, key: bytes) -> None:
+        """A block it holds was of use again: it is the youngest now."""
+
     def contains(self, key: bytes) -> bool:
         """Whether `start_get` would likely find it: it is staged or stored. Cheap: asked for each block of a prompt."""
 

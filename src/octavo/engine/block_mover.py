@@ -45,7 +45,9 @@ class BlockMover:
     def move_out(self) -> None:
         """Gives the tier what left the cache. What its staging buffer does not take is lost to it."""
         for block_id, key in self._scheduler.take_evicted():
-            if not self.tier.contains(key):
+            if self.tier.contains(key):
+                self.tier.touch(key)
+            else:
                 self.tier.put(key, self._executor.read_block(block_id))
             self._scheduler.swapped_out(key)
 
@@ -57,11 +59,13 @@ class BlockMover:
     def store_some(self) -> bool:
         """In a quiet moment: gives the tier some of what is only cached. Whether there is more to give, now or later.
 
-        What was stored before it must leave survives a server that is killed.
+        What was stored before it must leave survives a server that is killed; a tier that does not is given nothing.
         """
+        if not self.tier.survives:
+            return False
         batch = self._scheduler.to_store(self._batch)
         for block_id, key in batch:
-            if not self.tier.contains(key) and not self.tier.put(key, self._executor.read_block(block_id)):
+            if not self.tier.contains(key) and not self.tier.keep(key, self._executor.read_block(block_id)):
                 return not self.tier.stats().off
             self._scheduler.swapped_out(key)
             self._scheduler.note_stored(block_id)

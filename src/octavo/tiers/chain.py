@@ -34,6 +34,19 @@ class TierChain:
             self._unwritten[key] = None
         return self._ram.put(key, payload)
 
+    survives = True
+
+    def keep(self, key: bytes, payload: bytes) -> bool:
+        """On the disk alone: in RAM it would lie twice."""
+        is_taken = self._disk.put(key, payload)
+        if is_taken:
+            self._unwritten.pop(key, None)
+        return is_taken
+
+    def touch(self, key: bytes) -> None:
+        self._ram.touch(key)
+        self._disk.touch(key)
+
     def _spill(self, key: bytes, payload: bytes) -> None:
         self._unwritten.pop(key, None)
         self._disk.put(key, payload)

@@ -98,6 +98,15 @@ class DiskTier:
         self._orders.put(key)
         return True
 
+    survives = True
+
+    def keep(self, key: bytes, payload: bytes) -> bool:
+        return self.put(key, payload)
+
+    def touch(self, key: bytes) -> None:
+        if key in self._known and key not in self._staged:
+            self._touched.append(key)
+
     def takes(self, num_payload_bytes: int) -> bool:
         """Whether a payload of this length can ever be stored."""
         return charge(num_payload_bytes) <= self._store.batch_bytes

@@ -47,6 +47,17 @@ class RamTier:
             self._evict_oldest()
         return True
 
+    survives = False
+
+    def keep(self, key: bytes, payload: bytes) -> bool:
+        """False: nothing here survives the process, and the block lies in memory as it is."""
+        del key, payload
+        return False
+
+    def touch(self, key: bytes) -> None:
+        if key in self._held:
+            self._held.move_to_end(key)
+
     def _evict_oldest(self) -> None:
         oldest, evicted = self._held.popitem(last=False)
         self._charged_bytes -= ram_charge(len(evicted))

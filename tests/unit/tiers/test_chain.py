@@ -108,3 +108,22 @@ def test_ram_goes_on_when_the_disk_is_off(tmp_path: Path, caplog: pytest.LogCapt
     assert chain.parts[0].stats().off == ""
     assert "No such file" in chain.stats().off
     chain.close()
+
+
+def test_what_is_to_survive_lies_on_the_disk_alone_and_use_keeps_both_young(tmp_path: Path) -> None:
+    chain = TierChain(RAM_BYTES, DiskTier(str(tmp_path), 2**24))
+    ram, disk = chain.parts
+    assert chain.survives
+    assert not ram.survives
+    assert not ram.keep(key_of(0), payload_of(0))
+    assert chain.keep(key_of(0), payload_of(0))
+    assert not ram.contains(key_of(0))
+    assert chain.flush(SECONDS)
+    assert disk.stats().num_stored == 1
+    for n in range(1, 5):
+        chain.put(key_of(n), payload_of(n))
+    chain.touch(key_of(1))
+    chain.put(key_of(5), payload_of(5))
+    assert ram.contains(key_of(1))
+    assert not ram.contains(key_of(2))
+    chain.close()
