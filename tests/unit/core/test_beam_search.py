@@ -150,6 +150,15 @@ def test_when_a_full_house_of_answers_ends_the_search(early_stopping: bool | str
     assert search.is_over is is_over
 
 
+def test_never_looks_at_the_longest_answer_only_where_length_pays() -> None:
+    """With a negative penalty every token costs: what a beam may reach is what it has, not what 20 tokens would make."""
+    search = BeamSearch(BeamRules(2, 20, 0, frozenset({END}), -1.0, "never"))
+    search.advance([[(1, -0.1), (END, -3.0), (2, -9.0)]])
+    search.advance([[(1, -0.1), (END, -1.9), (3, -9.0)], [(1, -9.0), (2, -9.1), (3, -9.2)]])
+    assert [answer.score for answer in search.best(2)] == pytest.approx([-3.0, -4.0])
+    assert not search.is_over, "-0.2 times two is still better than -4"
+
+
 def test_a_length_penalty_prefers_the_longer_answer() -> None:
     for penalty, best in ((0.0, (END,)), (2.0, (1, END))):
         search = BeamSearch(BeamRules(2, 2, 0, frozenset({END}), penalty, "never"))

@@ -152,6 +152,22 @@ def test_preempted_beams_come_back_together_and_find_the_same_answers(caching: b
     assert [tuple(runner.tokens["b", index]) for index in range(3)] == alone(max_tokens=11)
 
 
+def test_beams_that_resume_take_room_from_a_newcomer_that_came_between_them() -> None:
+    """The first beam resumed, a newcomer took the room of its siblings in the same step, and all three stood still."""
+    runner = run(config(num_blocks=14, max_num_batched_tokens=128))
+    runner.scheduler.add(request("a", range(20, 24), max_tokens=14, n=3))
+    runner.step()
+    taken, newcomer = beams(max_tokens=11), request("c", range(30, 61), max_tokens=12)
+    runner.scheduler.add(taken)
+    while not taken.num_preemptions:
+        runner.step()
+    runner.scheduler.add(newcomer)
+    runner.drain()
+    assert newcomer.num_preemptions > 0
+    assert [tuple(runner.tokens["b", index]) for index in range(3)] == alone(max_tokens=11)
+    assert runner.reasons["c", 0] == "length"
+
+
 def test_a_beam_that_fails_ends_its_request_once_and_nobody_else() -> None:
     def fail(row, history):  # type: ignore[no-untyped-def]
         return "broken" if row.sampling.use_beam_search and len(history) == 8 and row.sample_index == 1 else None
@@ -179,6 +195,27 @@ def test_beams_do_not_overlap_with_the_step_whose_tokens_they_need() -> None:
     runner.run(second)
     runner.drain()
     assert [tuple(runner.tokens["b", index]) for index in range(3)] == alone(max_tokens=6)
+
+
+def test_no_beam_is_parked_while_an_aborted_neighbours_blocks_are_still_in_flight() -> None:
+    """Alone and short of a block, a request parks a sample; a beam waits instead, because its siblings wait for it."""
+    runner = run(config(num_blocks=10))
+    runner.scheduler.add(beams(max_tokens=11))
+    runner.scheduler.add(request("a", range(20, 47), max_tokens=12))
+    first, second = runner.plan(), runner.plan()
+    assert first is not None
+    assert second is not None
+    runner.run(first)
+    runner.scheduler.abort("a")
+    third = runner.plan()
+    assert third is not None
+    assert len(third.seq_ids) < 3, "one of the beams found no block"
+    assert runner.scheduler.stats().num_parked == 0
+    runner.run(second)
+    runner.run(third)
+    runner.drain()
+    assert runner.scheduler.stats().num_parks == 0
+    assert [tuple(runner.tokens["b", index]) for index in range(3)] == alone(max_tokens=11)
 
 
 def test_the_prompts_log_probabilities_come_with_the_answers() -> None:
