@@ -78,8 +78,9 @@ class CheckpointSource:
         return TensorInfo(entry.tensor_type, entry.shape, entry.num_bytes)
 
     def raw(self, name: str) -> npt.NDArray[np.uint8]:
+        raw = self._raw(name)
         assert not self._names[name].add, f"{name} is not what its bytes say: use float32"
-        return self._raw(name)
+        return raw
 
     def _raw(self, name: str) -> npt.NDArray[np.uint8]:
         tensor_name, entry = self._find(name)

@@ -35,6 +35,18 @@ def source(path: Path, names: dict[str, CheckpointTensor]) -> CheckpointSource:
     return CheckpointSource(GGUFFile.open(path), names, lambda: b"f" * 32)
 
 
+def test_what_a_family_adds_is_added_and_the_bytes_are_not_passed_off_as_it(tmp_path: Path) -> None:
+    values = np.array([-1.0, 0.25, 3.0], "<f4")
+    path = GGUFMaker().tensor("n", (3,), "F32", values.tobytes()).write(tmp_path / "m.gguf")
+    found = source(path, {"norm": CheckpointTensor("n", add=1.0), "plain": CheckpointTensor("n")})
+    assert found.float32("norm").tolist() == [0.0, 1.25, 4.0]
+    assert found.float32("plain").tolist() == values.tolist()
+    with pytest.raises(AssertionError, match="use float32"):
+        found.raw("norm")
+    with pytest.raises(ModelFileError, match="nothing is known to hold"):
+        found.raw("other")
+
+
 def test_rows_come_in_the_programs_order_quantised_ones_whole(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     blocks = rng.integers(0, 256, (8, 2 * 34), np.uint8)  # Q8_0 rows of 64
