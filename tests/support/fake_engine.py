@@ -96,8 +96,8 @@ class InProcessEngine:
     async def locate(self, point: ForkPoint, owner: str) -> Place:
         return self.engine.locate(point, owner)
 
-    async def describe(self, call_id: str, owner: str | None) -> tuple[DebugRecord, ...]:
-        return self.engine.describe(call_id, owner)
+    async def describe(self, call_id: str, owner: str | None, first_choice: int = 0) -> tuple[DebugRecord, ...]:
+        return self.engine.describe(call_id, owner, first_choice)
 
     async def reset_prefix_cache(self) -> int:
         return self.engine.reset_prefix_cache()

@@ -27,6 +27,7 @@ from octavo.outputs import SequenceDelta
 
 ENGINE_COMMAND = (sys.executable, "-P", "-m", "octavo.engine.process")  # -P: the working folder's files are not ours
 HEARTBEAT_LIMIT_SECONDS = 10.0
+MAX_QUESTIONS_IN_FLIGHT = 8
 MAX_UNSENT_BYTES = 2 * frames.MAX_FRAME_BYTES  # towards an engine that does not read
 SLOW_STEP_FACTOR = 3.0  # a large model's step may take longer than the limit; silence is judged by the longest so far
 STOP_TIMEOUT_SECONDS = 2.0  # enough for the step under way; nothing is lost with a longer one
@@ -56,6 +57,7 @@ class AsyncEngine:
         self._mailboxes: dict[str, Mailbox] = {}
         self._questions: dict[int, asyncio.Future[frames.Reply]] = {}
         self._num_questions = 0
+        self._asking = asyncio.Semaphore(MAX_QUESTIONS_IN_FLIGHT)
         self._stats = EngineStats(time=time.monotonic(), num_blocks_total=info.num_blocks)
         self._heard_time = time.monotonic()
         self._longest_step_seconds = 0.0
@@ -156,10 +158,10 @@ class AsyncEngine:
         assert isinstance(reply, frames.Located)
         return reply.place
 
-    async def describe(self, call_id: str, owner: str | None) -> tuple[DebugRecord, ...]:
-        """The requests of a call, live or ended lately; `owner` None: whoever asks may see all. Raises NotFound,
-        EngineDead."""
-        reply = await self._ask(lambda number: frames.Describe(number, call_id, owner))
+    async def describe(self, call_id: str, owner: str | None, first_choice: int = 0) -> tuple[DebugRecord, ...]:
+        """The requests of a call, live or ended lately, from a choice on, as many as are told at once; `owner` None:
+        whoever asks may see all. Raises NotFound, EngineDead."""
+        reply = await self._ask(lambda number: frames.Describe(number, call_id, owner, first_choice))
         assert isinstance(reply, frames.Described)
         return reply.records
 
@@ -186,15 +188,17 @@ class AsyncEngine:
         return not (self._is_stopping or self.died.is_set())
 
     async def _ask(self, question: Callable[[int], frames.Question]) -> frames.Reply:
-        """The reply to the question made with a fresh number. Raises what it was declined with."""
-        self._num_questions += 1
-        number = self._num_questions
-        self._send_request(frames.encode(question(number)))
-        waiting = self._questions[number] = asyncio.get_running_loop().create_future()
-        try:
-            reply: frames.Reply = await waiting
-        finally:
-            del self._questions[number]
+        """The reply to the question made with a fresh number. Raises what it was declined with. Few at a time: the
+        step loop answers them between two steps, and nobody's questions may hold up everybody's tokens."""
+        async with self._asking:
+            self._num_questions += 1
+            number = self._num_questions
+            self._send_request(frames.encode(question(number)))
+            waiting = self._questions[number] = asyncio.get_running_loop().create_future()
+            try:
+                reply: frames.Reply = await waiting
+            finally:
+                del self._questions[number]
         if isinstance(reply, frames.Declined):
             raise reply.error.to_error()
         return reply

@@ -139,9 +139,10 @@ class Engine:
         """What it would begin with. Raises the same."""
         return self._records.branch(point, owner, self._clock())
 
-    def describe(self, call_id: str, owner: str | None) -> tuple[DebugRecord, ...]:
-        """The requests of a call, live or ended lately; `owner` None: whoever asks may see all. Raises NotFound."""
-        return self._records.describe(call_id, owner, self._clock())
+    def describe(self, call_id: str, owner: str | None, first_choice: int = 0) -> tuple[DebugRecord, ...]:
+        """The requests of a call, live or ended lately, from a choice on, as many as are told at once; `owner` None:
+        whoever asks may see all. Raises NotFound."""
+        return self._records.describe(call_id, owner, self._clock(), first_choice)
 
     def reset_prefix_cache(self) -> int:
         """Nothing computed so far is found again, but for what tiers hold. Returns the number of blocks."""

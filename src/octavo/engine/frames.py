@@ -101,6 +101,7 @@ class Describe(msgspec.Struct, frozen=True, tag="describe"):
     number: int
     call_id: str
     owner: str | None  # None: whoever asks may see all
+    first_choice: int = 0
 
 
 class ResetPrefixCache(msgspec.Struct, frozen=True, tag="reset"):

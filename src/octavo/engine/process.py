@@ -221,8 +221,8 @@ class StepLoop:
             match question:
                 case frames.Locate(number=number, point=point, owner=owner):
                     return frames.Located(number, self._engine.locate(point, owner))
-                case frames.Describe(number=number, call_id=call_id, owner=may_see):
-                    return frames.Described(number, self._engine.describe(call_id, may_see))
+                case frames.Describe(number=number, call_id=call_id, owner=may_see, first_choice=first):
+                    return frames.Described(number, self._engine.describe(call_id, may_see, first))
                 case frames.ResetPrefixCache(number=number):
                     return frames.PrefixCacheReset(number, self._engine.reset_prefix_cache())
         except RequestError as error:

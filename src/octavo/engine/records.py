@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 KEPT_SECONDS = 600.0
 MAX_KEPT = 1000
 MAX_KEPT_BYTES = 64 * 2**20
+MAX_DESCRIBED = 128  # requests of a call at once: the step loop waits meanwhile
 MAX_SWAP_DECISIONS = 64  # of one request; the latest
 _PLAIN = (bool, int, float, str, type(None))
 _RECORD_COST, _SAMPLE_COST, _TOKEN_COST = 3 * 2**10, 256, 4  # bytes, about what CPython takes for each
@@ -236,12 +237,12 @@ class Records:
         while self._kept and next(iter(self._kept.values())).finished_time + KEPT_SECONDS <= now:
             self._drop(next(iter(self._kept)))
 
-    def describe(self, call_id: str, owner: str | None, now: float) -> tuple[DebugRecord, ...]:
-        """The requests of a call in the order of its choices. `owner` None: whoever asks may see all.
-
-        Raises NotFound.
-        """
-        return tuple(record.describe(now) for record in self._of_call(call_id, owner, now))
+    def describe(self, call_id: str, owner: str | None, now: float, first_choice: int = 0) -> tuple[DebugRecord, ...]:
+        """The requests of a call in the order of its choices, from the one that gives `first_choice` on, at most
+        MAX_DESCRIBED. `owner` None: whoever asks may see all. Raises NotFound."""
+        records = self._of_call(call_id, owner, now)
+        wanted = [record for record in records if record.first_choice + len(record.samples) > first_choice]
+        return tuple(record.describe(now) for record in wanted[:MAX_DESCRIBED])
 
     def locate(self, point: ForkPoint, owner: str, now: float) -> Place:
         """Raises NotFound; BadRequest where the owner asks for a choice or for tokens that there are not."""

@@ -5,9 +5,9 @@ Refuses to route around the door: it wraps the router, so a route added here is 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import FastAPI, Request, Response
+from fastapi import FastAPI, Query, Request, Response
 from fastapi.responses import HTMLResponse
 
 from octavo import __version__
@@ -125,9 +125,12 @@ def _add_tokens(app: FastAPI, routes: Routes) -> None:
 
 def _add_debug(app: FastAPI, state: ServerState) -> None:
     @app.get("/debug/requests/{call_id}", responses=_ok(shapes.RequestRecord), response_class=Response)
-    async def show_request(request: Request, call_id: str) -> Response:
-        """What the engine knows of a call's requests, for its own key and the administrator."""
-        return await debug.show_request(state, request, call_id)
+    async def show_request(
+        request: Request, call_id: str, index: Annotated[int, Query(ge=0, le=2**31 - 1)] = 0
+    ) -> Response:
+        """What the engine knows of a call's requests, 128 at most, from the one that gives choice `index` on; for the
+        call's own key and the administrator."""
+        return await debug.show_request(state, request, call_id, index)
 
     @app.post("/reset_prefix_cache", responses=_ok(shapes.PrefixCacheReset), response_class=Response)
     async def reset_prefix_cache(request: Request) -> Response:

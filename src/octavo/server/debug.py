@@ -19,9 +19,9 @@ from octavo.server.openai.call import cache_report
 from octavo.server.state import ServerState
 
 
-async def show_request(state: ServerState, http: Request, call_id: str) -> Response:
+async def show_request(state: ServerState, http: Request, call_id: str, index: int) -> Response:
     caller = Caller.of(http)
-    records = await state.loaded.engine.describe(call_id, None if caller.is_admin else caller.owner)
+    records = await state.loaded.engine.describe(call_id, None if caller.is_admin else caller.owner, index)
     return json_response({"id": call_id, "object": "request", "requests": [_shown(record) for record in records]})
 
 

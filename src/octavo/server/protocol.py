@@ -32,7 +32,7 @@ class EngineLike(Protocol):
     async def locate(self, point: ForkPoint, owner: str) -> Place:
         """Raises NotFound, BadRequest and EngineDead."""
 
-    async def describe(self, call_id: str, owner: str | None) -> tuple[DebugRecord, ...]:
+    async def describe(self, call_id: str, owner: str | None, first_choice: int = 0) -> tuple[DebugRecord, ...]:
         """Raises NotFound and EngineDead."""
 
     async def reset_prefix_cache(self) -> int:

@@ -69,7 +69,7 @@ RECORD = DebugRecord(
         frames.Add(dataclasses.replace(REQUEST, sampling=BEAMS)),
         frames.Abort("id"),
         frames.Locate(1, ForkPoint("id"), "me"),
-        frames.Describe(2, "id", None),
+        frames.Describe(2, "id", None, 5),
         frames.ResetPrefixCache(3),
     ],
 )

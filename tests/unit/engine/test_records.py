@@ -8,7 +8,7 @@ import pytest
 
 from octavo.core.request import Request
 from octavo.engine.engine_request import EngineRequest, ForkPoint, call_of, new_request_id, request_id_in
-from octavo.engine.records import KEPT_SECONDS, MAX_KEPT, DebugSample, Records
+from octavo.engine.records import KEPT_SECONDS, MAX_DESCRIBED, MAX_KEPT, DebugSample, Records
 from octavo.errors import BadRequest, NotFound
 from octavo.outputs import FinishReason, SequenceDelta
 from octavo.sampling_params import SamplingParams
@@ -179,6 +179,17 @@ def test_choices_are_numbered_through_the_prompts_of_a_call() -> None:
             records.branch(ForkPoint("c", choice), "me", 1.0)
         assert caught.value.param == "index"
     assert [record.first_choice for record in records.describe("c", "me", 1.0)] == [0, 2, 4]
+    assert [record.first_choice for record in records.describe("c", "me", 1.0, first_choice=3)] == [2, 4]
+    assert records.describe("c", "me", 1.0, first_choice=6) == ()
+
+
+def test_a_call_of_many_requests_is_described_bit_by_bit() -> None:
+    records = Records()
+    for number in range(300):
+        add(records, f"c.{number}", first_choice=number)
+    shown = [records.describe("c", "me", 1.0, first) for first in (0, 128, 256)]
+    assert [len(each) for each in shown] == [MAX_DESCRIBED, MAX_DESCRIBED, 300 - 2 * MAX_DESCRIBED]
+    assert [record.first_choice for each in shown for record in each] == list(range(300))
 
 
 def test_tokens_that_are_not_there_are_refused_by_name() -> None:

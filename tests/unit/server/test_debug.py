@@ -59,6 +59,12 @@ def test_a_record_shows_a_call_to_its_key_and_to_the_administrator_and_says_noth
                 for owner in here.engine.requests:
                     assert owner.owner not in response.text
                     assert owner.cache_salt not in response.text
+            later = (await here.client.get(f"/debug/requests/{call_id}?index=3", headers=bearer("key-one"))).json()
+            assert [each["choices"][0]["index"] for each in later["requests"]] == [2]
+            for bad in ("-1", "x", str(2**31), ""):
+                check_error(
+                    await here.client.get(f"/debug/requests/{call_id}?index={bad}", headers=bearer("key-one")), 400
+                )
             check_error(await here.client.get(f"/debug/requests/{call_id}", headers=bearer("key-two")), 404)
             check_error(await here.client.get(f"/debug/requests/{call_id}"), 401)
 
