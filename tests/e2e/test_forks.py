@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -131,3 +132,26 @@ def test_an_answer_belongs_to_its_key_and_its_prompt_is_nobody_elses_to_hit(
     assert again.usage.prompt_tokens_details is not None
     assert again.usage.prompt_tokens_details.cached_tokens == 0
     assert fork(client, chat.id, num_tokens=2, max_tokens=3).choices[0].text  # what was dropped is computed again
+
+
+def test_a_key_finds_its_blocks_again_after_a_restart_and_another_never(tmp_path: Path) -> None:
+    options = ("--kv-tier", f"disk:{tmp_path / 'tier'},64MiB", "--api-key", "sesame", "--api-key", "poppy")
+    prompt = PROMPT * 4
+
+    def cached_tokens(server: ServerProcess, key: str, **fields: Any) -> int:
+        with client_of(server, key) as asking:
+            answer = asking.completions.create(model="fake", prompt=prompt, max_tokens=1, extra_body=fields)
+        assert answer.usage is not None
+        assert answer.usage.prompt_tokens_details is not None
+        return answer.usage.prompt_tokens_details.cached_tokens or 0
+
+    with serving("fake", tmp_path / "first", options) as server:
+        assert cached_tokens(server, "sesame") == 0
+        assert cached_tokens(server, "sesame", cache_salt="s") == 0
+        server.terminate()
+        assert server.wait() == 0
+    with serving("fake", tmp_path / "second", options) as server:
+        assert cached_tokens(server, "poppy") == 0
+        assert cached_tokens(server, "poppy", cache_salt="s") == 0
+        assert cached_tokens(server, "sesame", cache_salt="s") >= len(prompt) - 16
+        assert cached_tokens(server, "sesame") >= len(prompt) - 16
