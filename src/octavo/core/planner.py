@@ -11,21 +11,18 @@ room for all of them, at their full length.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from octavo.core.block import SeqId
 from octavo.core.displacement import Displacement
 from octavo.core.kv_cache_manager import Hit, KVCacheManager
-from octavo.core.prefix_history import PrefixHistory
+from octavo.core.prefix_lookup import PrefixLookup
 from octavo.core.request import Request, Sequence, Status
 from octavo.core.roster import Roster
 from octavo.core.scheduler_config import SchedulerConfig
 from octavo.core.scheduler_output import AddedRow, SchedulerOutput
 from octavo.core.step_budget import Newcomer, StepBudget
-from octavo.core.swapper import Swapper
-from octavo.outputs import CacheReason, CacheReport
 
 
 @dataclass(slots=True)
@@ -54,25 +51,19 @@ class Planner:
         roster: Roster,
         displacement: Displacement,
         budget: StepBudget,
-        history: PrefixHistory,
-        swapper: Swapper | None = None,
+        lookup: PrefixLookup,
     ) -> None:
         self._config = config
         self._kv = kv
         self._roster = roster
         self._displacement = displacement
         self._budget = budget
-        self._history = history
-        self._swapper = swapper
+        self._lookup = lookup
         self._watermark_blocks = int(config.watermark * config.num_blocks)
-        self.prefix_queries_tokens = 0
-        self.prefix_hits_tokens = 0
-        self.prefix_hits_by_source: Counter[str] = Counter()
 
     def plan(self, step: int, now: float, *, overlaps: bool) -> tuple[SchedulerOutput, list[Sequence]] | None:
         """The plan and its sequences in order, whose in-flight counts have advanced. None where nothing can run."""
-        if self._swapper is not None:
-            self._swapper.collect(self._roster.sequences, now)
+        self._lookup.collect(now)
         draft = _Draft(self._config.max_num_batched_tokens, now, overlaps)
         newcomer = None if self._roster.ordering.is_static else self._newcomer(now)
         division = self._budget.divide(self._roster.lanes(), newcomer, others_wait=bool(self._roster.waiting))
@@ -81,8 +72,8 @@ class Planner:
         self._run_lanes(draft)
         self._start_more(draft)
         if not draft.sequences:
-            is_loading = self._swapper is not None and self._swapper.is_loading
-            assert overlaps or is_loading or not self._roster.requests, "there are requests, and none can advance"
+            is_waiting = overlaps or self._lookup.is_loading
+            assert is_waiting or not self._roster.requests, "there are requests, and none can advance"
             return None
         return self._finish(step, draft), draft.sequences
 
@@ -169,18 +160,16 @@ class Planner:
 
     def _newcomer(self, now: float) -> Newcomer | None:
         """The next request to start, if it can: others gave way where the ordering policy wants them to."""
-        roster, swapper = self._roster, self._swapper
+        roster, lookup = self._roster, self._lookup
         for sequence in self._candidates():
             request = sequence.request
-            if request.status is not Status.WAITING or (swapper is not None and swapper.is_waiting(sequence)):
-                continue
-            if sequence.waits_for is not None and self._is_coming(sequence, sequence.waits_for):
+            if request.status is not Status.WAITING or lookup.must_wait(sequence):
                 continue
             lacking_rows = roster.num_reserved + roster.rows_for(request) - self._config.max_rows
             if lacking_rows > 0 and not self._displacement.displaceable(request):
                 return None
-            hit = self._look_up(sequence, now)
-            if hit is None or (hit.absent and not self._has_payloads(sequence, hit, now)):
+            hit = lookup.look_up(sequence, now)
+            if hit is None or not lookup.has_payloads(sequence, hit, now):
                 continue
             lacking = self._kv.num_lacking(hit, self._tokens_to_fit(sequence), self._to_leave_free(request))
             if lacking_rows <= 0 and lacking <= 0:
@@ -196,28 +185,26 @@ class Planner:
 
         Beams that resume are needed by siblings that stand still: they start also under pressure, and make room.
         """
-        roster = self._roster
+        roster, lookup = self._roster, self._lookup
         for sequence in self._candidates():
             request = sequence.request
             is_needed = sequence.is_beam and request.status is Status.RUNNING
             if draft.budget <= 0 or (draft.under_pressure and not is_needed):
                 return
-            if sequence.waits_for is not None and self._is_coming(sequence, sequence.waits_for):
-                continue
-            if self._swapper is not None and self._swapper.is_waiting(sequence):
+            if lookup.must_wait(sequence):
                 continue
             num_rows = roster.rows_for(request) if request.status is Status.WAITING else 0
             if roster.num_reserved + num_rows > self._config.max_rows:
                 return
-            hit = self._look_up(sequence, draft.now)
+            hit = lookup.look_up(sequence, draft.now)
             while hit is not None and not self._kv.fits(
                 hit, self._tokens_to_fit(sequence), self._to_leave_free(request)
             ):
                 if not (is_needed and self._displacement.take_from_behind(request)):
                     return
                 draft.under_pressure = True
-                hit = self._look_up(sequence, draft.now)  # one that gave way may have held what was hit
-            if hit is None or (hit.absent and not self._has_payloads(sequence, hit, draft.now)):
+                hit = lookup.look_up(sequence, draft.now)  # one that gave way may have held what was hit
+            if hit is None or not lookup.has_payloads(sequence, hit, draft.now):
                 continue
             self._start(draft, sequence, hit)
 
@@ -230,77 +217,6 @@ class Planner:
             if barrier is not None and request.rank > barrier:
                 return
             yield request.live[0]
-
-    def _look_up(self, sequence: Sequence, now: float) -> Hit | None:
-        """The sequence's prefix hit; None where a running sequence is computing its next block."""
-        num_tokens = len(sequence.token_ids)
-        if not self._config.enable_prefix_caching:
-            return self._with_sibling(
-                sequence, self._with_origin(sequence, self._kv.find_hit(sequence.keys, num_tokens))
-            )
-        total = sequence.keys.extend(sequence.token_ids)
-        if sequence.prompt_logprobs is not None:
-            return self._kv.find_hit(sequence.keys, 0)
-        hit = self._with_origin(sequence, self._find_hit(sequence, num_tokens, now))
-        following = hit.num_tokens // self._config.block_size
-        if following < total and self._is_coming(sequence, sequence.keys.keys[following]):
-            sequence.waits_for = sequence.keys.keys[following]
-            return None
-        return hit
-
-    def _find_hit(self, sequence: Sequence, num_tokens: int, now: float) -> Hit:
-        """From the pool, and from the tier where loading is worth it."""
-        swapper, keys = self._swapper, sequence.keys
-        if swapper is None:
-            return self._kv.find_hit(keys, num_tokens)
-        if swapper.has_fetched(sequence):
-            return self._kv.find_hit(keys, num_tokens, swapper.has_arrived)
-        hit = self._kv.find_hit(keys, num_tokens, swapper.holds)
-        if not hit.absent:
-            return hit
-        in_pool = self._kv.find_hit(keys, num_tokens)
-        num_computable = min(hit.num_tokens, num_tokens - 1) - in_pool.num_tokens
-        return hit if swapper.decide(sequence, hit, num_computable, now) else in_pool
-
-    def _with_origin(self, sequence: Sequence, hit: Hit) -> Hit:
-        """`hit`, or what the live sequence this one was forked from has computed of its tokens, if that is more."""
-        request = sequence.request
-        origin = None if request.origin is None else self._roster.sequences.get(request.origin)
-        if origin is None or origin.tables is None or origin.request.namespace != request.namespace:
-            return hit
-        num_equal = min(origin.num_computed_tokens, len(sequence.token_ids))
-        if num_equal <= hit.num_tokens or origin.token_ids[:num_equal] != sequence.token_ids[:num_equal]:
-            return hit
-        shared = self._kv.find_origin(origin.tables, num_equal, len(sequence.token_ids))
-        return shared if shared.num_tokens > hit.num_tokens else hit
-
-    def _has_payloads(self, sequence: Sequence, hit: Hit, now: float) -> bool:
-        """Whether all that is absent of `hit` is at hand; asks for it where that was not done yet."""
-        swapper = self._swapper
-        assert swapper is not None
-        return swapper.has_fetched(sequence) or (swapper.fetch(sequence, hit, now) and not swapper.is_waiting(sequence))
-
-    def _with_sibling(self, sequence: Sequence, hit: Hit) -> Hit | None:
-        """Without the cache: `hit`, or the prompt's full blocks of a sample that runs; None while it computes them.
-
-        So samples that come back one by one share their prompt again as before they were preempted or parked.
-        """
-        sibling = next((s for s in sequence.request.sequences if s.status is Status.RUNNING), None)
-        num_shared = sequence.num_prompt_tokens // self._config.block_size * self._config.block_size
-        if sibling is None or sibling.tables is None or num_shared <= hit.num_tokens:
-            return hit
-        if sibling.num_computed_tokens < num_shared:
-            return None
-        return self._kv.find_origin(sibling.tables, num_shared, len(sequence.token_ids))
-
-    def _is_coming(self, sequence: Sequence, key: bytes) -> bool:
-        """A running sequence computes the block with this key, and `sequence` may wait for it.
-
-        A beam that resumes waits for nobody behind it, who may stand still because of it.
-        """
-        maker = self._roster.maker(key)
-        is_needed = sequence.is_beam and sequence.request.status is Status.RUNNING
-        return maker is not None and not (is_needed and maker.request.rank > sequence.request.rank)
 
     def _tokens_to_fit(self, sequence: Sequence) -> int:
         """All known tokens and the one to be drawn; the last token allowed is never computed. All for a first beam."""
@@ -331,47 +247,13 @@ class Planner:
         return sum(max(self._kv.num_blocks_for(self._tokens_to_fit(s)) - shared, 0) for s in siblings)
 
     def _start(self, draft: _Draft, sequence: Sequence, hit: Hit) -> None:
-        request = sequence.request
-        if not request.was_started:
-            self._report(request, sequence, hit, draft.now)
-        payloads = self._swapper.payloads(hit) if self._swapper is not None and hit.absent else ()
-        self._roster.start(sequence, hit, payloads)
-        if self._swapper is not None:
-            self._swapper.started(sequence.seq_id, hit)
+        self._lookup.start(sequence, hit, draft.now)
         first = sequence.num_computed_tokens
         count = self._budget.chunk(first, min(len(sequence.token_ids) - first, draft.budget))
         assert sequence.tables is not None
         is_room = self._kv.allocate(sequence.tables, first, max(first, hit.num_tokens), first + count)
         assert is_room, "fits() promised room"
         self._schedule(draft, sequence, first, count)
-
-    def _report(self, request: Request, sequence: Sequence, hit: Hit, now: float) -> None:
-        """Counts what the request found when it first started, and says why it was no more."""
-        num_tokens, size = len(sequence.token_ids), self._config.block_size
-        request.num_cached_tokens = min(hit.num_tokens, num_tokens - 1)
-        sources: dict[str, int] = {}
-        if self._swapper is not None and hit.absent:
-            sources[self._swapper.source] = min(
-                len({absent.index for absent in hit.absent}) * size, request.num_cached_tokens
-            )
-        if rest := request.num_cached_tokens - sum(sources.values()):
-            sources["memory" if hit.origin is None else "origin"] = rest
-        if self._config.enable_prefix_caching:
-            self.prefix_queries_tokens += num_tokens
-            self.prefix_hits_tokens += request.num_cached_tokens
-            self.prefix_hits_by_source.update(sources)
-        reason: CacheReason = "caching off" if not self._config.enable_prefix_caching else "prompt logprobs"
-        differs_at = seconds = None
-        if self._config.enable_prefix_caching and sequence.prompt_logprobs is None:
-            reason, differs_at, seconds = self._history.explain(
-                tenant=request.tenant,
-                salt=request.namespace,
-                token_ids=request.prompt_token_ids,
-                keys=sequence.keys,
-                num_hits=hit.num_tokens,
-                now=now,
-            )
-        request.cache_report = CacheReport(reason, num_tokens, request.num_cached_tokens, sources, differs_at, seconds)
 
     # -- the plan ----------------------------------------------------------------------------------------------------
 

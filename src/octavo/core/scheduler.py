@@ -27,6 +27,7 @@ from octavo.core.policies import FirstComeFirstServed, OrderingPolicy
 from octavo.core.preemption import NewestFirst, PreemptionPolicy
 from octavo.core.prefix_history import PrefixHistory
 from octavo.core.prefix_key import KeyChain
+from octavo.core.prefix_lookup import PrefixLookup
 from octavo.core.request import Request, Sequence, SequenceUpdate, Status
 from octavo.core.roster import Roster
 from octavo.core.scheduler_config import SchedulerConfig
@@ -69,7 +70,8 @@ class Scheduler:
         self._history = PrefixHistory(config.block_size)
         self._displacement = Displacement(self.kv, self._roster, self._ordering, preemption or NewestFirst())
         budget = StepBudget(config.max_num_batched_tokens, self._ordering, self.costs, config.target_itl_seconds)
-        self._planner = Planner(config, self.kv, self._roster, self._displacement, budget, self._history, swapper)
+        self._lookup = PrefixLookup(config, self.kv, self._roster, self._history, swapper)
+        self._planner = Planner(config, self.kv, self._roster, self._displacement, budget, self._lookup)
         self._evicted: list[tuple[BlockId, bytes]] = []  # (block, tier key) not taken yet
         self._committer = Committer(config, self.kv, self._roster, self._new_seq_id)
         self._in_flight: deque[tuple[SchedulerOutput, list[Sequence]]] = deque()
@@ -243,11 +245,11 @@ class Scheduler:
             num_folded=self.kv.num_folded,
             num_evicted=pool.num_evicted,
             num_given_back=pool.num_given_back,
-            prefix_queries_tokens=self._planner.prefix_queries_tokens,
-            prefix_hits_tokens=self._planner.prefix_hits_tokens,
+            prefix_queries_tokens=self._lookup.prefix_queries_tokens,
+            prefix_hits_tokens=self._lookup.prefix_hits_tokens,
             prefix_hits_by_tier={
                 source: count
-                for source, count in self._planner.prefix_hits_by_source.items()
+                for source, count in self._lookup.prefix_hits_by_source.items()
                 if source not in ("memory", "origin")
             },
             num_swaps=0 if self.swapper is None else self.swapper.num_swaps,
