@@ -79,8 +79,7 @@ class Roster:
 
     def rows_for(self, request: Request) -> int:
         """Rows a waiting request would fill: those of all its samples, as far as there are rows at all."""
-        is_forked = len(request.sequences) > 1 and request.search is None
-        wanted = len(request.live) if is_forked else request.sampling.num_samples
+        wanted = len(request.live) if len(request.sequences) > 1 else request.sampling.num_samples
         return min(wanted, self._max_rows)
 
     def barrier(self) -> tuple[float, ...] | None:
@@ -256,7 +255,7 @@ class Roster:
         if request.status is Status.RUNNING:
             states = [s.status for s in request.sequences]
             resting = states.count(Status.WAITING) + states.count(Status.PARKED)
-            if len(states) == 1 or request.search is not None:
+            if len(states) == 1:
                 wanted = self.rows_for(request)
             else:
                 wanted = states.count(Status.RUNNING) + states.count(Status.WAITING)

@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from octavo.core.beam_committer import start_search
 from octavo.core.request import Status
 from octavo.core.scheduler import SchedulerConfig
 from octavo.errors import BadRequest
@@ -93,6 +94,13 @@ def test_stop_tokens_end_answers_and_are_told_apart_from_the_models_own_end() ->
         assert stopped
         assert {update.stop_reason for update in stopped} == {stop_reason}
         assert all(update.new_token_ids[-1] == ends[1] for update in stopped)
+
+
+def test_tokens_given_to_a_branch_count_towards_the_fewest_an_answer_may_have() -> None:
+    branch = beams(max_tokens=6, min_tokens=4)
+    for given, left in ((0, 4), (3, 1), (5, 0)):
+        branch.num_given_tokens = given
+        assert start_search(branch).rules.min_tokens == left
 
 
 def test_only_n_answers_of_the_beams_are_given_out() -> None:
