@@ -216,6 +216,14 @@ def test_a_sliding_group_is_widest_at_its_window_and_one_chunk() -> None:
     assert kv.num_blocks_for(400) == 100 + (-(-(7 + 5) // 4) + 1)
 
 
+def test_a_sequence_beside_another_shares_the_full_blocks_of_their_prompt_unless_a_window_leaves_them() -> None:
+    kv = manager(num_blocks=100)
+    assert kv.num_blocks_for(17) == 5
+    assert [kv.num_blocks_beside(shared, 17) for shared in (0, 3, 4, 11, 16)] == [5, 5, 4, 3, 1]
+    kv = manager(num_blocks=400, windows=(None, 8), max_chunk_tokens=5)
+    assert kv.num_blocks_beside(16, 400) == kv.num_blocks_for(400), "what one gave back the other may hold"
+
+
 # -- blocks that lie in a tier ---------------------------------------------------------------------------------------
 
 
