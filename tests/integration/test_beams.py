@@ -21,7 +21,7 @@ from octavo.core.scheduler import Scheduler, SchedulerConfig
 from octavo.executors.cpu import CpuExecutor
 from octavo.executors.reference import ReferenceExecutor
 from octavo.sampling_params import SamplingParams
-from support.goldens import NAMES, BeamGolden, golden_parameters, load_beams, load_golden
+from support.goldens import BEAM_NAMES, BeamGolden, golden_parameters, load_beams, load_golden
 from support.sources import dict_source
 
 CANDIDATE_TOLERANCE = 3e-4
@@ -115,7 +115,7 @@ def make_cpu(name: str, **options: Any) -> tuple[CpuExecutor, tuple[int | None, 
     return executor, tuple(group.sliding_window for group in program.kv_groups)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", BEAM_NAMES)
 def test_the_cpu_executor_finds_the_answers_of_transformers_all_searches_at_once(name: str) -> None:
     goldens = load_beams(name)
     assert {golden.width for golden in goldens} == {2, 4, 6}
@@ -124,7 +124,7 @@ def test_the_cpu_executor_finds_the_answers_of_transformers_all_searches_at_once
     compare(goldens, run(executor, windows, requests))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", BEAM_NAMES)
 def test_the_reference_executor_finds_the_answers_of_transformers(name: str) -> None:
     goldens = load_beams(name)[::9]
     program = load_golden(name).program
