@@ -321,6 +321,25 @@ def test_a_live_sequence_shares_its_partial_block_too_and_the_first_write_copies
     kv.check_integrity()
 
 
+def test_a_branch_within_a_full_block_copies_it_also_when_nobody_else_holds_it_any_more() -> None:
+    kv, tokens = manager(), list(range(12))
+    for origin_goes in (False, True):
+        origin = begin(kv, 1, tokens)
+        computed(kv, origin, tokens)
+        branch = kv.open(SeqId(2), kv.find_origin(origin, 12, 6))
+        shared = branch.block_ids()[0][1]
+        if origin_goes:
+            kv.free(origin)
+        assert kv.allocate(branch, 5, 6, 7)
+        [(source, own)] = kv.take_copies()
+        assert (source, own) == (shared, branch.block_ids()[0][1])
+        kv.check_integrity()
+        assert kv.find_hit(chain(tokens), 12).num_tokens == 12, "what was cached is as it was"
+        kv.free(branch)
+        if not origin_goes:
+            kv.free(origin)
+
+
 def test_no_more_is_shared_than_is_computed_or_wanted() -> None:
     kv, tokens = manager(), list(range(16))
     origin = begin(kv, 1, tokens)
