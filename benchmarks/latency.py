@@ -178,14 +178,16 @@ def against_queue(engine: Engine, rng: random.Random, num_tokens: int, num_queue
     return seconds
 
 
-def measure_fair(options: Options, policy: SchedulingPolicy, repeats: int) -> list[Figure]:
+def measure_newcomer(
+    options: Options, policy: SchedulingPolicy, repeats: int, lengths: Sequence[int] = NEWCOMER_TOKENS
+) -> list[Figure]:
     num_queued = 100 if options.quick else NUM_QUEUED
     figures = []
     engine = engine_of(options, max_model_len=1024, max_num_seqs=NUM_ROWS, scheduling_policy=policy)
     rng = random.Random(f"fair {policy}")
     try:
         first_token_seconds(engine, rng, 512)
-        for num_tokens in NEWCOMER_TOKENS:
+        for num_tokens in lengths:
             alone = Figure(f"{policy}: first token, {num_tokens}, alone", "ms")
             crowded = Figure(f"{policy}: first token, {num_tokens}, beside {num_queued}", "ms")
             ratio = Figure(f"{policy}: first token, {num_tokens}, ratio", "x")
@@ -234,8 +236,8 @@ def main() -> int:
     machine = describe_machine()
     print(machine_line(machine), flush=True)
     figures = show(measure_target(options))
-    figures += show(measure_fair(options, "fair", options.repeats))
-    figures += show(measure_fair(options, "fcfs", 1))
+    figures += show(measure_newcomer(options, "fair", options.repeats))
+    figures += show(measure_newcomer(options, "fcfs", 1, NEWCOMER_TOKENS[-1:]))
     named = {figure.name: figure.to_json() for figure in figures}
     print(json.dumps({"benchmark": "latency", "machine": machine, "figures": named}, ensure_ascii=False))
     return int(given.check and any("MISSED" in verdict(figure) for figure in figures))
