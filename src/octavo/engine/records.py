@@ -63,6 +63,7 @@ class DebugRecord:
     seed: int  # the one it was drawn with, whoever chose it
     sample_index: int  # of the first sample
     parameters: dict[str, Parameter]
+    client_id: str  # whose share of the server it uses; never a key
     priority: int
     num_preemptions: int
     cache: CacheReport | None
@@ -158,6 +159,7 @@ class _Record:
             seed=request.seed,
             sample_index=request.sample_index,
             parameters=_parameters(request.sampling),
+            client_id=request.client_id,
             priority=request.priority,
             num_preemptions=request.num_preemptions,
             cache=request.cache_report,

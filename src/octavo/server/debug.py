@@ -53,6 +53,7 @@ def _shown(record: DebugRecord) -> dict[str, Any]:
         "seed": record.seed,
         "sample_index": record.sample_index,
         "parameters": record.parameters,
+        "client": record.client_id,
         "priority": record.priority,
         "preemptions": record.num_preemptions,
         "cache": None if record.cache is None else cache_report(record.cache),

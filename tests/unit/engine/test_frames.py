@@ -52,7 +52,7 @@ RECORD = DebugRecord(
     first_token_time=2.0, finished_time=3.0, num_prompt_tokens=5, num_given_tokens=1, num_cached_tokens=4,
     samples=(DebugSample(3, "stop"), DebugSample(0, None)), seed=2**64 - 1, sample_index=1,
     parameters={"temperature": 0.5, "n": 2, "logprobs": None, "ignore_eos": True, "early_stopping": "never"},
-    priority=-1, num_preemptions=2,
+    client_id="key-0123456789ab", priority=-1, num_preemptions=2,
     cache=CacheReport("evicted", 5, 4, {"memory": 4}, None, 1.5),
     swap_decisions=(SwapDecision(1.0, 4, 0.1, None, "swap", False),),
     fork_of=ForkPoint("origin", 0, 1),
@@ -63,6 +63,7 @@ RECORD = DebugRecord(
     "message",
     [
         frames.Start(EngineConfig(seed=3)),
+        frames.Start(EngineConfig(scheduling_policy="fair", client_weights=("a=2", "b=0.5"), target_itl_ms=50)),
         frames.Add(REQUEST),
         frames.Add(BRANCH),
         frames.Add(dataclasses.replace(REQUEST, sampling=SamplingParams(n=2, best_of=5))),

@@ -204,6 +204,7 @@ class RecordedRequest(Shape):
     seed: int
     sample_index: int
     parameters: dict[str, bool | int | float | str | None]
+    client: str  # what --client-weight may name
     priority: int
     preemptions: int
     cache: RecordedCache | None
