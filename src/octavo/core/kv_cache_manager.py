@@ -411,5 +411,8 @@ class KVCacheManager:
                 assert len(ids) == len(set(ids)), f"{tables!r} holds a block twice"
                 held.update(ids)
         self.pool.check_integrity(dict(held))
-        assert not set(self._copies) & set(self._copies.values()), "a copy is read before it is made"
+        made: set[BlockId] = set()
+        for target, source in self._copies.items():
+            assert source not in made, f"block {source} is read before it is written: it is a copy itself"
+            made.add(target)
         assert set(self._updates) <= set(self._tables)
