@@ -91,6 +91,7 @@ class SequenceDelta:
     error_code: str | None = None  # beside `error`, where a program should know the kind: "queue_timeout", "timeout"
     cumulative_logprob: float | None = None  # of an answer that was chosen among several, which comes whole
     score: float | None = None  # by which it was: of a beam search, or the mean log-probability of `best_of`
+    drawn_as: int | None = None  # its number in the random numbers, where `best_of` gave it another `index`
 
 
 @dataclass(slots=True)

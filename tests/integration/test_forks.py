@@ -218,3 +218,35 @@ def test_the_records_of_ended_requests_are_dropped_though_nothing_runs() -> None
     now[0] = 600.0
     engine.rest()
     assert engine._records.num_kept == 0
+
+
+def test_an_answer_that_best_of_chose_goes_on_as_it_was_drawn() -> None:
+    engine = make_engine(clock=lambda: 0.0)
+    drawn = DRAWN | {"best_of": 6, "n": 2}
+    answers = run(engine, [ask("origin", PROMPT, **drawn)])
+    plain = run(engine, [ask("plain", PROMPT, **DRAWN, n=6)])
+    numbers = [
+        next(i for i in range(6) if plain["plain", i].token_ids == answers["origin", rank].token_ids)
+        for rank in range(2)
+    ]
+    assert numbers != [0, 1], "best_of must have chosen others for this to say anything"
+    for rank in range(2):
+        branch = run(engine, [fork(f"b{rank}", "origin", 9, choice=rank, **DRAWN)])[f"b{rank}", 0]
+        assert branch.token_ids[:31] == answers["origin", rank].token_ids[9:]
+    again = run(engine, [fork("c", "b1", 0, **DRAWN)])
+    assert again["c", 0].token_ids[:31] == answers["origin", 1].token_ids[9:]
+
+
+def test_beams_that_begin_at_a_live_answer_are_those_of_a_request_of_their_own() -> None:
+    engine, answers = make_engine(), Answers()
+    engine.add_request(ask("origin", PROMPT, max_tokens=60, ignore_eos=True))
+    until(engine, answers, 10)
+    beams = {"n": 2, "use_beam_search": True, "beam_width": 4, "max_tokens": 12, "ignore_eos": True}
+    engine.add_request(fork("b", "origin", 9, **beams))
+    finish(engine, answers)
+    prefix = [*PROMPT.encode(), *answers["origin", 0].token_ids[:9]]
+    own = run(make_engine(enable_prefix_caching=False), [ask("own", prefix, **beams)])
+    for index in range(2):
+        assert answers["b", index].token_ids == own["own", index].token_ids
+    after = run(engine, [fork("c", "b", 5, choice=1)])["c", 0]
+    assert after.token_ids == run(make_engine(), [ask("d", [*prefix, *own["own", 1].token_ids[:5]])])["d", 0].token_ids

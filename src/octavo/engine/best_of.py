@@ -30,7 +30,8 @@ class BestOf:
         if self._num_open:
             return ()
         whole = sorted(map(self._join, self._kept), key=lambda sample: -_score(sample))
-        chosen = [replace(sample, index=index) for index, sample in enumerate(whole[: self._num_given_out])]
+        best = whole[: self._num_given_out]
+        chosen = [replace(sample, index=index, drawn_as=sample.index) for index, sample in enumerate(best)]
         return (*chosen[:-1], replace(chosen[-1], timings=delta.timings))
 
     def give_up(self, last: SequenceDelta) -> list[SequenceDelta]:

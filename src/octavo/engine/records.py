@@ -92,10 +92,11 @@ class Place(NamedTuple):
 
 
 class _Sample:
-    __slots__ = ("finish_reason", "has_end_token", "token_ids")
+    __slots__ = ("drawn_as", "finish_reason", "has_end_token", "token_ids")
 
-    def __init__(self) -> None:
+    def __init__(self, drawn_as: int) -> None:
         self.token_ids = array("I")
+        self.drawn_as = drawn_as  # number in the random numbers
         self.finish_reason: FinishReason | None = None
         self.has_end_token = False  # the last token ended it and is no part of the text
 
@@ -109,14 +110,13 @@ class _Record:
         self.fork_of = asked.fork_of
         self.first_choice = asked.first_choice
         self.prompt = array("I")  # once it is finished
-        self.samples = [_Sample() for _ in range(request.sampling.n)]
+        self.samples = [_Sample(request.sample_index + index) for index in range(request.sampling.n)]
         self.num_open = request.sampling.n
         self.first_scheduled_time: float | None = None
         self.first_token_time: float | None = None
         self.finished_time = 0.0
         self.request: Request | None = request
         self.told: DebugRecord | None = None
-        self.sample_index = request.sample_index
         self.num_given_tokens = request.num_given_tokens
         self.namespace, self.tenant = request.namespace, request.tenant
 
@@ -229,6 +229,8 @@ class Records:
                 record.first_token_time = now
         if delta.finish_reason is not None:
             sample.finish_reason = delta.finish_reason
+            if delta.drawn_as is not None and record.request is not None:
+                sample.drawn_as = record.request.sample_index + delta.drawn_as
             sample.has_end_token = delta.finish_reason == "stop" and not isinstance(delta.stop_reason, str)
             record.num_open -= 1
             if record.num_open == 0:
@@ -258,7 +260,7 @@ class Records:
             prompt_token_ids=(*record.prompt_token_ids, *record.samples[index].token_ids[:num_tokens]),
             num_tokens=num_tokens,
             num_given_tokens=record.num_given_tokens + num_tokens,
-            sample_index=record.sample_index + index,
+            sample_index=record.samples[index].drawn_as,
             namespace=record.namespace,
             tenant=record.tenant,
             origin=record.origin(index),

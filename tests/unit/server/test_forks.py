@@ -299,12 +299,14 @@ def test_a_fault_inside_a_branch_names_the_branch() -> None:
 
 def test_the_work_of_all_branches_together_is_bounded() -> None:
     async def go() -> None:
-        async with site(ServerConfig(limits=Limits(max_work_tokens=100, max_logprobs=100))) as here:
+        async with site(ServerConfig(limits=Limits(max_work_tokens=100, max_logprobs=100, max_samples=13))) as here:
             call_id, _, _ = await origin(here)
             for fields in (
                 {"n": 11, "max_tokens": 10},
                 {"branches": [{"max_tokens": 60}, {"max_tokens": 41}]},
                 {"max_tokens": 10, "logprobs": 10},
+                {"best_of": 11, "max_tokens": 10},
+                {"branches": [{"best_of": 7, "max_tokens": 1}] * 2},
             ):
                 check_error(await here.post(FORK, {"id": call_id} | fields), 400)
             await fork(here, call_id, n=10, max_tokens=10)

@@ -103,12 +103,19 @@ class _ForkCall(CompletionCall):
         }
 
     def _check_work(self, samplings: Sequence[SamplingParams], room: int) -> None:
+        limits = self.state.config.limits
+        num_samples = sum(sampling.num_samples for sampling in samplings)
+        if num_samples > limits.max_samples:
+            raise BadRequest(
+                f"the branches make {num_samples} samples, the limit of one call is {limits.max_samples}; send fewer",
+                param="branches",
+            )
         tokens = logprobs = 0
         for sampling in samplings:
             most = sampling.num_samples * min(room if sampling.max_tokens is None else sampling.max_tokens, room)
             tokens += most
             logprobs += 0 if sampling.logprobs is None else most * (1 + sampling.logprobs)
-        check_totals("the branches and max_tokens", tokens, logprobs, self.state.config.limits)
+        check_totals("the branches and max_tokens", tokens, logprobs, limits)
 
     def _counter(self, number: int) -> CompletionLogprobs | None:
         branch = self._branches[number]
