@@ -7,7 +7,8 @@ length and pace (413, 408, 415), and what all bodies together hold (429). Behind
 the administrator may do, a route asks `Caller.require_admin`, since it knows best which route it is.
 
 An administrator is who sends the admin key. Where none is set, it is everybody on a private server (no keys, reached
-from this machine alone), but for pages of other sites in a browser here; elsewhere there is none.
+from this machine alone), but for pages of other sites in a browser here and for what comes through a proxy that says
+so; elsewhere there is none.
 
 Invariants: every answer carries X-Request-Id and, where it is an error, the envelope; an exception nobody foresaw
 becomes a 500 that tells nothing of the inside.
@@ -39,6 +40,7 @@ from octavo.server.state import Phase, ServerState
 OPEN_PATHS = frozenset({"/health", "/ping", "/version"})  # asked by probes, which hold no key
 _SERVED_ALWAYS = OPEN_PATHS | {"/metrics", "/docs", "/openapi.json"}  # also while loading
 _METHODS_WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
+_PROXY_HEADERS = frozenset({b"forwarded", b"x-forwarded-for", b"x-forwarded-host", b"x-real-ip", b"via"})
 
 
 class KeyRing:
@@ -160,7 +162,7 @@ class Door:
         if key is not None and self._admin_key.holds(key):
             return Caller.of_key(key, is_admin=True)
         if self._keys.is_open():
-            return Caller(is_admin=self._is_private and self._admin_key.is_open() and not _is_from_another_site(scope))
+            return Caller(is_admin=self._is_private and self._admin_key.is_open() and not _is_from_elsewhere(scope))
         if key is not None and self._keys.holds(key):
             return Caller.of_key(key)
         if scope["path"] in OPEN_PATHS:
@@ -224,13 +226,16 @@ def _bearer_key(scope: Scope) -> bytes | None:
     return bytes(key.strip()) if scheme.lower() == b"bearer" else None
 
 
-def _is_from_another_site(scope: Scope) -> bool:
-    """Whether a browser sends it for a page that is not this server's: pages may send without asking first."""
+def _is_from_elsewhere(scope: Scope) -> bool:
+    """Whether a browser sends it for a page that is not this server's (pages may send without asking first), or a proxy
+    for somebody else."""
     hosts = [value for name, value in scope["headers"] if name == b"host"]
     for name, value in scope["headers"]:
         if name == b"origin" and value.partition(b"://")[2] not in hosts:
             return True
         if name == b"sec-fetch-site" and value not in (b"same-origin", b"none"):
+            return True
+        if name in _PROXY_HEADERS:
             return True
     return False
 

@@ -216,9 +216,15 @@ def test_without_an_administrators_key_there_is_one_only_on_a_private_server(con
         ({"Sec-Fetch-Site": "same-site"}, 403),
         ({"Origin": "http://127.0.0.1", "Sec-Fetch-Site": "same-origin"}, 200),
         ({"Sec-Fetch-Site": "none"}, 200),
+        ({"X-Forwarded-For": "203.0.113.9"}, 403),
+        ({"Forwarded": "for=203.0.113.9"}, 403),
+        ({"X-Real-IP": "203.0.113.9"}, 403),
+        ({"Via": "1.1 proxy"}, 403),
     ],
 )
-def test_a_page_of_another_site_is_no_administrator_of_a_private_server(headers: dict[str, str], status: int) -> None:
+def test_a_page_of_another_site_and_a_proxys_client_are_no_administrators_of_a_private_server(
+    headers: dict[str, str], status: int
+) -> None:
     async def go() -> None:
         async with site() as here:
             assert (await here.client.post(RESET, headers=headers)).status_code == status
