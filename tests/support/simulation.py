@@ -483,7 +483,7 @@ class World:
             self.seen["aborts while loading"] += swapper is not None and any(map(swapper.is_waiting, states))
             self.seen["aborts in flight"] += any(s.num_inflight_tokens > 0 for s in states)
             self.seen["aborts after a preemption"] += states[0].request.num_preemptions > 0
-            self.asked[name].is_aborted = True
+        self.asked[name].is_aborted = True
         self._note("abort", name, where)
         self.engine.abort(name)
         self._is_inside = False
@@ -521,6 +521,9 @@ class World:
             assert answer.token_ids == wanted.token_ids[: len(answer.token_ids)], f"{told} drew other tokens"
             text = answer.text.removesuffix("\ufffd") if delta.finish_reason == "error" else answer.text
             assert wanted.text.startswith(text), f"{told}: {answer.text!r} is not {wanted.text!r}"
+            if delta.timings is not None and delta.timings.cache is not None:
+                for source, num_tokens in delta.timings.cache.num_hit_tokens_by_source.items():
+                    self.seen[f"hit tokens of {source}"] += num_tokens
             if delta.finish_reason is None:
                 continue
             self.seen[f"ended: {delta.finish_reason}"] += 1
@@ -553,7 +556,6 @@ class World:
                 "folded": core.num_folded,
                 "evicted": core.num_evicted,
                 "hit tokens": core.prefix_hits_tokens,
-                "shared with an origin": self.engine.scheduler._planner.prefix_hits_by_source["origin"],
                 "swaps": core.num_swaps,
                 "recomputes": core.num_recomputes,
                 "failed loads": 0 if self.tier is None else self.engine.scheduler.swapper.num_failed_loads,

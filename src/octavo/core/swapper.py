@@ -162,7 +162,7 @@ class Swapper:
         self._is_full = False
         for name, payload in self.tier.finished():
             self._arrived(name, payload, now)
-        for seq_id in [s for s in self._waits if (q := waiting.get(s)) is None or q.status is not Status.WAITING]:
+        for seq_id in [s for s in self._waits if (q := waiting.get(s)) is None or not _may_start(q)]:
             self.forget(seq_id)
 
     def forget(self, seq_id: SeqId) -> None:
@@ -223,6 +223,12 @@ class Swapper:
         for name, fetch in self._fetches.items():
             assert all(name in self._waits[seq_id].keys for seq_id in fetch.wanted_by)
             assert fetch.wanted_by or fetch.payload is None, "a payload is kept that nobody wants"
+
+
+def _may_start(sequence: Sequence) -> bool:
+    """Samples of a request that gave way come after its first, which may need the room that their payloads take."""
+    request = sequence.request
+    return sequence.status is Status.WAITING and (request.status is Status.RUNNING or request.live[0] is sequence)
 
 
 def _note(decisions: list[SwapDecision], decision: SwapDecision) -> bool:

@@ -10,7 +10,7 @@ import pytest
 from octavo.core.block import SeqId
 from octavo.core.kv_cache_manager import Absent, Hit
 from octavo.core.prefix_key import KeyChain
-from octavo.core.request import Sequence, Status
+from octavo.core.request import Request, Sequence, Status
 from octavo.core.swap_costs import SwapCosts, SwapPolicy
 from octavo.core.swapper import MAX_REMEMBERED_DECISIONS, Swapper
 from support.core_runner import request
@@ -41,7 +41,11 @@ class Scene:
         return bytes([index]) * BLOCK_BYTES
 
     def sequence(self, number: int) -> Sequence:
-        made = Sequence(SeqId(number), request(f"r{number}"), 0, [1, 2, 3], KeyChain(b"", 4))
+        return self.sample(number, request(f"r{number}"))
+
+    def sample(self, number: int, of: Request) -> Sequence:
+        made = Sequence(SeqId(number), of, len(of.sequences), [1, 2, 3], KeyChain(b"", 4))
+        of.sequences.append(made)
         self.waiting[made.seq_id] = made
         return made
 
@@ -208,6 +212,22 @@ def test_a_sequence_that_waits_no_more_is_forgotten_by_the_next_look() -> None:
     assert not scene.swapper.has_fetched(second)
     assert scene.swapper.has_fetched(third)
     assert scene.num_kept == 1
+
+
+def test_a_later_sample_keeps_nothing_once_its_request_gave_way() -> None:
+    """What it had fetched took the room that the first sample needed to load, and the first must start before it."""
+    scene = Scene(max_blocks=4)
+    first = scene.sequence(1)
+    second = scene.sample(2, first.request)
+    first.request.status = Status.RUNNING
+    scene.swapper.fetch(second, scene.hit(0, 1), 0.0)
+    scene.collect()
+    assert scene.num_kept == 2
+    assert not scene.swapper.fetch(first, scene.hit(2, 3, 4), 0.0)
+    first.request.status = Status.WAITING
+    scene.collect()
+    assert scene.num_kept == 0
+    assert scene.swapper.fetch(first, scene.hit(2, 3, 4), 0.0)
 
 
 def test_another_may_join_what_an_aborted_sequence_asked_for() -> None:
