@@ -32,6 +32,7 @@ from octavo.core.scheduler_output import SchedulerOutput
 PROMPT_TOKEN_COST = 1.0
 DRAWN_TOKEN_COST = 2.0
 HEAD_START = 2048.0  # in charged tokens
+KEPT_SHARE = 64  # one place of so many in the queue, at least one, is kept for clients with nothing in it
 MAX_IDLE_CLIENTS = 1024  # whose counters are kept; the one that left first is forgotten
 
 _order = attrgetter("order")
@@ -111,6 +112,11 @@ class FairShare:
                 client.counter += DRAWN_TOKEN_COST * draws / client.weight
 
     # -- what is asked -----------------------------------------------------------------------------------------------
+
+    def num_places(self, request: Request, max_queue: int) -> int:
+        """The last places are kept for clients with nothing in the queue: one client cannot shut the others out."""
+        client = self._clients.get(request.client_id)
+        return max_queue - max(max_queue // KEPT_SHARE, 1) if client is not None and client.waiting else max_queue
 
     def candidates(self, waiting: Listing[Request]) -> Iterator[Request]:
         """The oldest request of the client with the least counter, again after each; of equal ones, of the client that

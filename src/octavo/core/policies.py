@@ -27,6 +27,9 @@ class OrderingPolicy(Protocol):
     def is_static(self) -> bool:
         """Those who wait are behind those who run, always: nobody is displaced, and the planner need not ask."""
 
+    def num_places(self, request: Request, max_queue: int) -> int:
+        """How many may wait at most for this new one to be taken, of the `max_queue` there are."""
+
     def queued(self, request: Request) -> Rank:
         """It waits from now on. Smaller ranks go first; no two requests may have the same."""
 
@@ -55,6 +58,10 @@ class FirstComeFirstServed:
     """In the order in which `add` was called."""
 
     is_static = True
+
+    def num_places(self, request: Request, max_queue: int) -> int:
+        del request
+        return max_queue
 
     def queued(self, request: Request) -> Rank:
         return (request.order,)

@@ -85,8 +85,8 @@ class Scheduler:
     def add(self, request: Request) -> None:
         """Queues the request. Raises BadRequest where it could never run, QueueFull where too many wait."""
         self._check_fits(request)
-        if len(self._roster.waiting) >= self.config.max_queue:
-            raise QueueFull(f"{self.config.max_queue} requests are waiting, which is the limit; try again later")
+        if self.num_waiting >= self._ordering.num_places(request, self.config.max_queue):
+            raise QueueFull(f"{self.num_waiting} requests are waiting, which is the limit; try again later")
         self._check_queue_tokens(request)
         if request.request_id in self._roster.requests:
             raise InternalError(f"request id {request.request_id!r} is in use")

@@ -8,6 +8,7 @@ import pytest
 from octavo.core.fair import DRAWN_TOKEN_COST, MAX_IDLE_CLIENTS, FairShare
 from octavo.core.request import Request, Status
 from octavo.core.scheduler import Scheduler, SchedulerConfig
+from octavo.errors import QueueFull
 from octavo.sampling_params import SamplingParams
 from support.core_harness import LETTERS, STOP_ID, Harness
 from support.core_policies import make_policies
@@ -68,6 +69,23 @@ def test_equal_counters_start_by_age_and_one_client_alone_is_first_come_first_se
     run.drain()
     assert [update.request_id for update in run.updates if update.finish_reason] == list("01234")
     assert run.scheduler.stats().num_preemptions == 0
+
+
+def test_one_client_cannot_fill_the_queue_to_the_last_place() -> None:
+    run = FairRunner(FairShare(), max_queue=128)
+    for i in range(126):
+        run.add(f"a{i}", "a", max_tokens=1)
+    with pytest.raises(QueueFull):
+        run.add("refused", "a")
+    run.add("b", "b", max_tokens=1)
+    with pytest.raises(QueueFull):
+        run.add("also refused", "b")
+    run.add("c", "c", max_tokens=1)
+    with pytest.raises(QueueFull):
+        run.add("no place left", "d")
+    for name in ("refused", "also refused", "no place left"):
+        del run.requests[name]
+    run.drain()
 
 
 # -- what is charged -----------------------------------------------------------------------------------------------------

@@ -53,3 +53,12 @@ def test_a_place_given_to_a_waiter_that_was_cancelled_meanwhile_is_not_lost() ->
         admission.take_now()
 
     run(go())
+
+
+@pytest.mark.parametrize(("seconds", "told"), [(0.0, 1), (0.4, 1), (1.2, 2), (59.1, 60), (4000.0, 60)])
+def test_who_is_refused_is_told_when_the_queue_will_have_moved(seconds: float, told: int) -> None:
+    admission = Admission(1, lambda: seconds)
+    admission.take_now()
+    with pytest.raises(QueueFull) as refused:
+        admission.take_now()
+    assert refused.value.retry_after_seconds == told
