@@ -1,4 +1,4 @@
-"""What `octavo blocks` needs before the first step: a scheduler, an executor and a request, for either form.
+"""What `octavo blocks` needs before the first step: a scheduler, an executor and the requests of a story.
 
 `fake_stage` builds core and the fake executor around the user's words; `model_stage` takes both from a real engine.
 Refuses to print. A stage is a context manager: an engine's threads end with it.
@@ -10,10 +10,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 
-from octavo.cli.paging import PagingStory, Step
+from octavo.cli.paging import Fork, PagingStory
+from octavo.cli.paging_steps import Step
 from octavo.cli.paging_text import Notation
 from octavo.cli.width import visible
 from octavo.config import DEFAULT_MODEL, EngineConfig, forced_isa
+from octavo.core.block import SeqId
 from octavo.core.protocols import Executor
 from octavo.core.request import Request
 from octavo.core.scheduler import Scheduler
@@ -30,52 +32,70 @@ SPARE_BLOCKS = 2  # of a pool nobody asked for: enough, and a little to see that
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What the user asked for, besides the prompt."""
+    """What the user asked for, besides the prompt. At most one of share, beams, fork_at and beside tells a story."""
 
-    block_size: int
-    pool: tuple[int, int] | None  # first and last physical block
-    share: int
-    max_tokens: int | None
+    block_size: int = 4
+    pool: tuple[int, int] | None = None  # first and last physical block
+    share: int = 1  # samples of the prompt
+    beams: int | None = None  # width of a search
+    fork_at: int | None = None  # tokens of the answer that branches keep
+    branches: int = 2
+    after_end: bool = False  # they come when the answer is complete
+    max_tokens: int | None = None
+
+    @property
+    def num_sequences(self) -> int:
+        """Of one prompt, at once."""
+        return self.beams or (self.share if self.fork_at is None else 1 + self.branches)
 
     def num_new_tokens(self, num_prompt: int) -> int:
-        """Enough to fill the prompt's last block, to write one token into the next, and to draw one more."""
-        return self.max_tokens or -num_prompt % self.block_size + 2
+        """Enough to fill the prompt's last block, to write one token into the next, and to draw one more.
+
+        A branch is as long as its origin; its first token is drawn, run, and followed by one more.
+        """
+        enough = -num_prompt % self.block_size + 2
+        return self.max_tokens or (enough if self.fork_at is None else max(enough, self.fork_at + 2))
 
     def first_block(self) -> int:
         return self.pool[0] if self.pool else 0
 
-    def num_blocks(self, num_prompt: int) -> int:
-        """Of the pool asked for; else what all continuations hold at once, and SPARE_BLOCKS."""
+    def num_blocks(self, *prompts: int) -> int:
+        """Of the pool asked for; else what all hold at once after prompts of these lengths, and SPARE_BLOCKS."""
         if self.pool:
             return self.pool[1] - self.pool[0] + 1
-        shared = num_prompt // self.block_size
-        total = -(-(num_prompt + self.num_new_tokens(num_prompt)) // self.block_size)
-        return shared + self.share * (total - shared) + SPARE_BLOCKS
+        shared = [num_prompt // self.block_size for num_prompt in prompts]
+        totals = [-(-(num_prompt + self.num_new_tokens(num_prompt)) // self.block_size) for num_prompt in prompts]
+        own = sum(total - full for total, full in zip(totals, shared, strict=True))
+        return sum(shared) + self.num_sequences * own + SPARE_BLOCKS
+
+    def check(self, num_prompt: int) -> None:
+        """Raises BadRequest where branches would have nothing to add."""
+        num_new, kept = self.num_new_tokens(num_prompt), self.fork_at
+        if kept is not None and num_new <= max(kept, 1):
+            raise BadRequest(
+                f"--fork-at is {kept} and --max-tokens is {num_new}, so a branch would have nothing to add; "
+                "lower --fork-at or raise --max-tokens"
+            )
 
 
 class Stage:
     """Everything is ready; `steps` runs it, once."""
 
     def __init__(
-        self,
-        story: PagingStory,
-        request: Request,
-        notation: Notation,
-        executor: Executor,
-        executor_name: str,
+        self, story: PagingStory, script: Script, notation: Notation, executor: Executor, executor_name: str
     ) -> None:
         self._story = story
-        self._request = request
+        self._script = script
         self._executor = executor
         self.notation = notation
         self.executor_name = executor_name
 
     @property
-    def prompt(self) -> tuple[int, ...]:
-        return self._request.prompt_token_ids
+    def prompts(self) -> list[tuple[int, ...]]:
+        return [request.prompt_token_ids for request in self._script.requests]
 
     def steps(self) -> Iterator[Step]:
-        return self._story.tell(self._request)
+        return self._story.tell(self._script.requests, self._script.fork)
 
     def __enter__(self) -> Stage:
         return self
@@ -86,54 +106,112 @@ class Stage:
         self._executor.close()
 
 
-def fake_stage(words: Sequence[str], wanted: Wanted) -> Stage:
-    """The words as prompt; the answer is a full stop and the prompt over again, each sample from another word on."""
-    from octavo.executors.fake import FakeExecutor
+class Script:
+    """The requests of a story."""
 
-    vocabulary = list(dict.fromkeys([*words, *SENTENCE_ENDS]))
-    prompt = tuple(vocabulary.index(word) for word in words)
+    def __init__(self, prompts: Sequence[tuple[int, ...]], wanted: Wanted) -> None:
+        self._wanted = wanted
+        self._num_prompt = len(prompts[0])
+        self.requests = [self._request(f"blocks-{place}", prompt) for place, prompt in enumerate(prompts)]
+        self.fork: Fork | None = None
+        if wanted.fork_at is not None:
+            self.fork = Fork(wanted.fork_at, not wanted.after_end, self._branches)
+
+    def _request(self, request_id: str, prompt: tuple[int, ...]) -> Request:
+        wanted = self._wanted
+        num_new = wanted.num_new_tokens(len(prompt))
+        if wanted.beams is not None:
+            sampling = SamplingParams(
+                n=wanted.beams, beam_width=wanted.beams, use_beam_search=True, max_tokens=num_new, ignore_eos=True
+            )
+        else:
+            temperature = 0.0 if wanted.share == 1 else 1.0
+            sampling = SamplingParams(n=wanted.share, temperature=temperature, max_tokens=num_new, ignore_eos=True)
+        return Request(request_id, prompt, sampling, seed=0, end_token_ids=(), arrival_time=0.0)
+
+    def _branches(self, prompt: tuple[int, ...], origin: SeqId | None) -> list[Request]:
+        """As an engine makes them: each a request of its own, with a seed of its own."""
+        num_kept = len(prompt) - self._num_prompt
+        num_new = self._wanted.num_new_tokens(self._num_prompt) - num_kept
+        sampling = SamplingParams(temperature=1.0, max_tokens=num_new, ignore_eos=True)
+        return [
+            Request(
+                f"branch-{place}",
+                prompt,
+                sampling,
+                seed=place,
+                end_token_ids=(),
+                arrival_time=0.0,
+                num_given_tokens=num_kept,
+                origin=origin,
+            )
+            for place in range(1, self._wanted.branches + 1)
+        ]
+
+
+def fake_stage(words: Sequence[str], beside: Sequence[str] | None, wanted: Wanted) -> Stage:
+    """The words as prompt, and those of a second request; an answer is a full stop and the prompt over again, each
+    sample and each branch from another word on. Beams have other words after each history. Raises BadRequest.
+    """
+    from octavo.engine.fake_model import fake_logprob_step
+    from octavo.executors.fake import FakeExecutor, hashed_token
+
+    vocabulary = list(dict.fromkeys([*words, *(beside or ()), *SENTENCE_ENDS]))
+    prompts = [tuple(map(vocabulary.index, each)) for each in (words, beside) if each is not None]
     ends = [vocabulary.index(end) for end in SENTENCE_ENDS]
+    if wanted.beams is not None and wanted.beams > len(vocabulary):
+        raise BadRequest(
+            f"--beams is {wanted.beams}, and these words with the ends of sentences are {len(vocabulary)}; "
+            "lower it or give more words"
+        )
 
-    def next_token(history: tuple[int, ...], _seed: int, index: int) -> int:
+    def next_token(history: tuple[int, ...], seed: int, index: int) -> int:
+        begun = [prompt for prompt in prompts if history[: len(prompt)] == prompt]
+        prompt, voice = max(begun, key=len), seed + index
         place = len(history) - len(prompt)
-        return ends[index % len(ends)] if place == 0 else prompt[(place - 1 + index) % len(prompt)]
+        return ends[voice % len(ends)] if place == 0 else prompt[(place - 1 + voice) % len(prompt)]
 
-    num_blocks = wanted.num_blocks(len(prompt))
     executor = FakeExecutor(
-        vocab_size=len(vocabulary), num_blocks=num_blocks, block_size=wanted.block_size, next_token=next_token
+        vocab_size=len(vocabulary),
+        num_blocks=wanted.num_blocks(*map(len, prompts)),
+        block_size=wanted.block_size,
+        next_token=next_token if wanted.beams is None else hashed_token,
+        logprob_step=fake_logprob_step,
     )
-    return _stage(prompt, wanted, executor, "fake executor", lambda token: token_word(vocabulary[token].encode()))
+    return _stage(prompts, wanted, executor, "fake executor", lambda token: token_word(vocabulary[token].encode()))
 
 
-def model_stage(text: str, model: str | None, wanted: Wanted) -> Stage:
-    """The text as the model's tokenizer cuts it, continued by the model itself through a pool of the wanted size.
+def model_stage(text: str, beside: str | None, model: str | None, wanted: Wanted) -> Stage:
+    """The texts as the model's tokenizer cuts them, continued by the model itself through a pool of the wanted size.
 
     Raises BadRequest, ConfigError and ModelFileError.
     """
     from octavo.engine.build import build_engine
     from octavo.engine.progress import LoadingBar
 
-    if len(text) > MAX_TEXT_CHARACTERS:
-        raise BadRequest(f"the text has {len(text):,} characters, the limit here is {MAX_TEXT_CHARACTERS:,}")
-    most_tokens = len(text.encode("utf-8", "replace")) + MAX_SPECIAL_TOKENS  # a token has at least one byte
+    texts = [each for each in (text, beside) if each is not None]
+    for each in texts:
+        if len(each) > MAX_TEXT_CHARACTERS:
+            raise BadRequest(f"the text has {len(each):,} characters, the limit here is {MAX_TEXT_CHARACTERS:,}")
+    most_tokens = [len(each.encode("utf-8", "replace")) + MAX_SPECIAL_TOKENS for each in texts]  # a byte each or more
     config = EngineConfig(
         model=model or DEFAULT_MODEL,
         executor="auto" if wanted.block_size % 16 == 0 or model == "fake" else "reference",
         isa=forced_isa(),
         block_size=wanted.block_size,
-        num_gpu_blocks_override=wanted.num_blocks(most_tokens),
-        max_num_seqs=wanted.share,
+        num_gpu_blocks_override=wanted.num_blocks(*most_tokens),
+        max_num_seqs=len(texts) * wanted.num_sequences,
     )
     with LoadingBar() as bar:
         engine = build_engine(config, bar.show)
     tokenizer, info = engine.tokenizer, engine.info
-    prompt = tuple(tokenizer.encode(text))
-    if not prompt:
+    prompts = [tuple(tokenizer.encode(each)) for each in texts]
+    if not all(prompts):
         raise BadRequest("the text is empty; give at least one word")
     if len(engine.scheduler.config.group_windows) > 1:
         raise BadRequest(f"{info.model} keeps several block tables a sequence; this example shows models with one")
     return _stage(
-        prompt,
+        prompts,
         wanted,
         engine.executor,
         f"{info.model}, {info.executor} executor",
@@ -143,29 +221,25 @@ def model_stage(text: str, model: str | None, wanted: Wanted) -> Stage:
 
 
 def _stage(
-    prompt: tuple[int, ...],
+    prompts: Sequence[tuple[int, ...]],
     wanted: Wanted,
     executor: Executor,
     executor_name: str,
     token: Callable[[int], str],
     max_model_len: int | None = None,
 ) -> Stage:
-    """Core's scheduler over a pool of the wanted size, and one request for it."""
-    num_blocks, num_new = wanted.num_blocks(len(prompt)), wanted.num_new_tokens(len(prompt))
+    """Core's scheduler over a pool of the wanted size, and the requests for it."""
+    wanted.check(len(prompts[0]))
+    num_blocks = wanted.num_blocks(*map(len, prompts))
+    num_sequences = len(prompts) * wanted.num_sequences
     scheduler = Scheduler(
         SchedulerConfig(
             num_blocks=num_blocks,
             block_size=wanted.block_size,
-            max_model_len=max_model_len or len(prompt) + num_new,
-            max_num_seqs=wanted.share,
-            max_num_batched_tokens=max(MAX_CHUNK_TOKENS, wanted.share),
+            max_model_len=max_model_len or max(len(each) + wanted.num_new_tokens(len(each)) for each in prompts),
+            max_num_seqs=num_sequences,
+            max_num_batched_tokens=max(MAX_CHUNK_TOKENS, num_sequences),
         )
-    )
-    sampling = SamplingParams(
-        n=wanted.share, temperature=0.0 if wanted.share == 1 else 1.0, max_tokens=num_new, ignore_eos=True
-    )
-    request = Request(
-        request_id="blocks", prompt_token_ids=prompt, sampling=sampling, seed=0, end_token_ids=(), arrival_time=0.0
     )
     story = PagingStory(scheduler, executor, num_blocks, wanted.block_size)
     notation = Notation(
@@ -173,9 +247,9 @@ def _stage(
         block_size=wanted.block_size,
         num_blocks=num_blocks,
         first_block=wanted.first_block(),
-        num_sequences=wanted.share,
+        num_sequences=num_sequences,
     )
-    return Stage(story, request, notation, executor, executor_name)
+    return Stage(story, Script(prompts, wanted), notation, executor, executor_name)
 
 
 def token_word(data: bytes) -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import click
 
-from octavo.cli.paging import PoolView, SequenceView, Step
+from octavo.cli.paging_steps import Beam, Branching, Found, PoolView, Run, SequenceView, Step
 from octavo.cli.width import clip, pad, pad_left, text_width, wrap
 from octavo.core.block import BlockId
 
@@ -46,14 +46,17 @@ class Notation:
         return f'"{self.token(token_id)}"'
 
 
-def opening(notation: Notation, prompt: Sequence[int], executor: str) -> Iterator[str]:
-    """The title, the prompt, and the pool before anything happened."""
+def opening(notation: Notation, prompts: Sequence[Sequence[int]], executor: str) -> Iterator[str]:
+    """The title, the prompts, and the pool before anything happened."""
     last = notation.first_block + notation.num_blocks - 1
-    count = f"{len(prompt)} token" + ("s" if len(prompt) != 1 else "")
+    counts = " and ".join(str(len(prompt)) for prompt in prompts)
+    count = f"{counts} token" + ("s" if counts != "1" else "")
     title = f"{count}, {notation.block_size} a block, physical blocks {notation.first_block}-{last}, {executor}"
     yield click.style(f"octavo blocks: {title}", bold=True)
     yield ""
-    yield from _labelled("tokens", [notation.token(token) for token in prompt])
+    for index, prompt in enumerate(prompts):
+        label = "tokens" if len(prompts) == 1 else f"{notation.sequence(index)} tokens"
+        yield from _labelled(label, [notation.token(token) for token in prompt])
     yield from _free_pool(notation, PoolView(tuple(map(BlockId, range(notation.num_blocks))), frozenset(), {}))
 
 
@@ -62,6 +65,7 @@ def step_lines(notation: Notation, step: Step) -> Iterator[str]:
     yield ""
     yield from (click.style(line, bold=True) for line in _headline(notation, step))
     yield from _copy_lines(notation, step)
+    yield from _beam_lines(notation, step)
     yield ""
     for sequence in step.sequences:
         yield from _sequence_lines(notation, step, sequence)
@@ -71,7 +75,9 @@ def step_lines(notation: Notation, step: Step) -> Iterator[str]:
 def ending(notation: Notation, step: Step) -> Iterator[str]:
     """After a step with which sequences ended: what went back."""
     yield ""
-    for sequence in step.finished:
+    for line in _answers(notation, step):
+        yield click.style(line, bold=True)
+    for sequence in () if step.answers else step.finished:
         who = f"{notation.sequence(sequence.index)} ends" if notation.num_sequences > 1 else "the end"
         yield click.style(f"{who}: {_why(notation, sequence)}", bold=True)
     if step.freed:
@@ -92,6 +98,13 @@ def step_document(notation: Notation, step: Step) -> dict[str, object]:
     size, shift = notation.block_size, notation.first_block
     return {
         "step": step.number,
+        "branching": None
+        if step.branching is None
+        else {
+            "sequences": list(step.branching.indices),
+            "kept_tokens": step.branching.num_tokens,
+            "origin_is_live": step.branching.is_live,
+        },
         "runs": [
             {
                 "sequence": run.index,
@@ -106,6 +119,21 @@ def step_document(notation: Notation, step: Step) -> dict[str, object]:
             {"sequence": c.index, "logical": c.logical, "source": c.source + shift, "target": c.target + shift}
             for c in step.copies
         ],
+        "waiting": [{"sequence": each.index, "for_block": each.for_block} for each in step.waiting],
+        "found": [
+            {"sequence": each.index, "num_tokens": each.num_tokens, "blocks": [block + shift for block in each.blocks]}
+            for each in step.found
+        ],
+        "folds": [
+            {
+                "sequence": fold.index,
+                "logical": fold.logical,
+                "given_back": fold.given_back + shift,
+                "kept": fold.kept + shift,
+            }
+            for fold in step.folds
+        ],
+        **_search_document(notation, step),
         "sequences": [
             {
                 "sequence": view.index,
@@ -120,6 +148,7 @@ def step_document(notation: Notation, step: Step) -> dict[str, object]:
                     for logical in range(len(view.table))
                 ],
                 "is_parked": view.is_parked,
+                "is_preempted": view.is_preempted,
                 "finish_reason": view.finish_reason,
             }
             for view in step.sequences
@@ -132,29 +161,93 @@ def step_document(notation: Notation, step: Step) -> dict[str, object]:
     }
 
 
+def _search_document(notation: Notation, step: Step) -> dict[str, object]:
+    return {
+        "beams": [
+            {
+                "sequence": beam.index,
+                "parent": beam.parent,
+                "token": notation.token(beam.token_id),
+                "cumulative_logprob": beam.total,
+            }
+            for beam in step.beams
+        ],
+        "ended_beams": [
+            {"sequence": ended.index, "freed": [block + notation.first_block for block in ended.freed]}
+            for ended in step.ended_beams
+        ],
+        "answers": [
+            {
+                "tokens": [notation.token(token) for token in answer.token_ids],
+                "score": answer.score,
+                "cumulative_logprob": answer.total,
+            }
+            for answer in step.answers
+        ],
+    }
+
+
 def _headline(notation: Notation, step: Step) -> list[str]:
-    many = notation.num_sequences > 1
-    parts: list[str] = []
-    for run in step.runs:
-        view = next(view for view in step.sequences if view.index == run.index)
-        tokens = view.token_ids[run.first : run.first + run.count]
-        words = [f"run {notation.quoted(tokens[0]) if run.count == 1 else f'{run.count} tokens'}"]
-        if blocks := step.taken.get(run.index):
-            words.append(f"take {_blocks(notation, blocks)}")
-        if run.drawn:
-            words.append(f"draw {' '.join(map(notation.quoted, run.drawn))}")
-        forks = many and len(run.drawn) > 1
-        who = f"{notation.sequence(run.index)}: " if many and not forks else ""
-        parts.append(who + ", ".join(words) + (f", one for each of {len(run.drawn)}" if forks else ""))
-    ran = (
-        {run.index for run in step.runs}
-        if not any(len(run.drawn) > 1 for run in step.runs)
-        else set(range(notation.num_sequences))
-    )
-    still = [view.index for view in step.sequences if view.index not in ran and not view.is_parked]
-    parts += [f"{notation.sequence(index)}: no block is free, it waits" for index in still]
+    parts = [] if step.branching is None else [_branching(notation, step.branching)]
+    found = {each.index: each for each in step.found}
+    parts += [_ran(notation, step, run, found.get(run.index)) for run in step.runs]
+    ran = {run.index for run in step.runs}
+    if step.beams or any(len(run.drawn) > 1 for run in step.runs):
+        ran = set(range(notation.num_sequences))
+    still = [view for view in step.sequences if view.index not in ran and not view.is_parked and not view.is_preempted]
+    parts += [f"{notation.sequence(view.index)}: no block is free, it waits" for view in still]
+    for waiting in step.waiting:
+        why = "its next block is being computed, it waits for it" if waiting.for_block else "there is no room, it waits"
+        parts.append(f"{notation.sequence(waiting.index)}: {why}")
     start = f"step {step.number}: "
     return [(start if place == 0 else " " * len(start)) + part for place, part in enumerate(parts)]
+
+
+def _branching(notation: Notation, branching: Branching) -> str:
+    names = _listed([notation.sequence(index) for index in branching.indices])
+    verb = "branches" if len(branching.indices) == 1 else "branch"
+    where = f"after {branching.num_tokens} token{'s' if branching.num_tokens != 1 else ''} of its answer"
+    return f"{names} {verb} off A {where}" + ("" if branching.is_live else ", which has ended")
+
+
+def _ran(notation: Notation, step: Step, run: Run, found: Found | None) -> str:
+    view = next(view for view in step.sequences if view.index == run.index)
+    tokens = view.token_ids[run.first : run.first + run.count]
+    words = [f"run {notation.quoted(tokens[0]) if run.count == 1 else f'{run.count} tokens'}"]
+    if found is not None:
+        count = f"{found.num_tokens} tokens are" if found.num_tokens > 1 else "1 token is"
+        words.insert(0, f"{count} there, in {_blocks(notation, found.blocks)}")
+    if blocks := step.taken.get(run.index):
+        words.append(f"take {_blocks(notation, blocks)}")
+    if run.drawn:
+        words.append(f"draw {' '.join(map(notation.quoted, run.drawn))}")
+    many = notation.num_sequences > 1
+    forks = many and len(run.drawn) > 1
+    who = f"{notation.sequence(run.index)}: " if many and not forks else ""
+    return who + ", ".join(words) + (f", one for each of {len(run.drawn)}" if forks else "")
+
+
+def _beam_lines(notation: Notation, step: Step) -> Iterator[str]:
+    """Who has no successor, then each beam's best child, in its place, and the others, which are forks."""
+    indent = " " * len(f"step {step.number}: ")
+    for ended in step.ended_beams:
+        back = f"and gives {_blocks(notation, ended.freed)} back" if ended.freed else "and held no block alone"
+        yield f"{indent}{notation.sequence(ended.index)} is not among the best any more {back}"
+    for beam in sorted(step.beams, key=lambda each: (each.parent, each.index != each.parent, each.index)):
+        yield f"{indent}{_beam(notation, beam)} {notation.quoted(beam.token_id)}, {beam.total:.2f}"
+
+
+def _beam(notation: Notation, beam: Beam) -> str:
+    name, parent = notation.sequence(beam.index), notation.sequence(beam.parent)
+    return f"{name} goes on with" if beam.index == beam.parent else f"{parent} forks: {name} goes on with"
+
+
+def _answers(notation: Notation, step: Step) -> Iterator[str]:
+    if step.answers:
+        yield "the search ends; each answer's score is its log-probability over its length"
+    for place, answer in enumerate(step.answers, 1):
+        words = " ".join(map(notation.token, answer.token_ids))
+        yield f"{place:>3}. {answer.score:.3f} = {answer.total:.2f} / {len(answer.token_ids)}   {words}"
 
 
 def _copy_lines(notation: Notation, step: Step) -> Iterator[str]:
@@ -168,13 +261,18 @@ def _copy_lines(notation: Notation, step: Step) -> Iterator[str]:
         if len(owners) == 1:
             who = notation.sequence(owners[0].index)
             yield f"{indent}{who} is the last to hold {notation.physical(block)} and keeps it"
+    for fold in step.folds:
+        who = notation.sequence(fold.index)
+        own, kept = notation.physical(fold.given_back), notation.physical(fold.kept)
+        yield f"{indent}{who}'s {own} came out equal to {kept}: {who} holds {kept} now, and {own} goes back"
 
 
 def _sequence_lines(notation: Notation, step: Step, sequence: SequenceView) -> Iterator[str]:
     name = f"{notation.sequence(sequence.index)} tokens" if notation.num_sequences > 1 else "tokens"
     yield from _labelled(name, _token_words(notation, sequence, whole=step.number == 1))
-    if sequence.is_parked:
-        yield f"  {pad('', LABEL)}parked: no block was free; it gave its own back and waits"
+    if sequence.is_parked or sequence.is_preempted:
+        how = "parked" if sequence.is_parked else "preempted"
+        yield f"  {pad('', LABEL)}{how}: no block was free; it gave its own back and waits"
         return
     yield f"  {pad('', LABEL)}logical -> physical   slots"
     changed = _changed_rows(step, sequence, notation.block_size)
@@ -249,7 +347,12 @@ def _why(notation: Notation, sequence: SequenceView) -> str:
 def _blocks(notation: Notation, blocks: Sequence[BlockId]) -> str:
     """ "block 11", "blocks 11, 12 and 13"."""
     ids = [notation.physical(block) for block in blocks]
-    return f"blocks {', '.join(ids[:-1])} and {ids[-1]}" if len(ids) > 1 else f"block {''.join(ids)}"
+    return f"block{'s' if len(ids) > 1 else ''} {_listed(ids)}"
+
+
+def _listed(words: Sequence[str]) -> str:
+    """ "11", "11, 12 and 13"."""
+    return f"{', '.join(words[:-1])} and {words[-1]}" if len(words) > 1 else "".join(words)
 
 
 def _free_pool(notation: Notation, pool: PoolView) -> Iterator[str]:

@@ -97,6 +97,11 @@ class BeamSearch:
         """Live ones, in places 0 .. num_beams - 1."""
         return len(self._beams)
 
+    @property
+    def totals(self) -> tuple[float, ...]:
+        """Sums of the live beams' log-probabilities, by place."""
+        return tuple(beam.total for beam in self._beams)
+
     def advance(self, tops: Sequence[Top]) -> list[Move]:
         """One step: `tops[place]` are `rules.num_top` continuations of that beam, `width` of them without an end token.
 

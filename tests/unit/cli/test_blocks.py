@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,9 @@ from support.cli_runner import program, run
 
 GOLDEN = Path(__file__).parent / "golden"
 HELLO = ("blocks", "--tokens", "안녕,하,세요,반갑,습,니다", "--block-size", "4")
+SKY = ("blocks", "--tokens", "the,sky,is,blue")
+SIX = ("blocks", "--tokens", "the,sky,is,blue,and,the")
+TWO = ("blocks", "--tokens", "the,sky,is,blue,and", "--beside", "why,is,the,sea,so")
 
 
 def document(*arguments: str) -> dict[str, Any]:
@@ -31,6 +35,11 @@ def document(*arguments: str) -> dict[str, Any]:
         ("blocks_hello.txt", (*HELLO, "--pool", "11-16")),
         ("blocks_share.txt", (*HELLO, "--pool", "11-16", "--share", "3")),
         ("blocks_text.txt", ("blocks", "hé ✓", "--model", "fake", "--block-size", "4")),
+        ("blocks_beams.txt", (*SKY, "--beams", "2", "--max-tokens", "5")),
+        ("blocks_fork.txt", (*SIX, "--fork-at", "1")),
+        ("blocks_fork_ended.txt", (*SIX, "--fork-at", "3", "--after-end")),
+        ("blocks_fold.txt", (*SIX, "--fork-at", "2")),
+        ("blocks_preempted.txt", (*TWO, "--pool", "1-4", "--max-tokens", "6")),
     ],
 )
 def test_the_printed_example_is_the_golden_one(name: str, arguments: tuple[str, ...]) -> None:
@@ -77,26 +86,162 @@ def test_a_prompt_that_fills_its_blocks_is_shared_without_a_copy() -> None:
     assert [sequence["block_table"] for sequence in steps[1]["sequences"]] == [[0, 1], [0, 2]]
 
 
-@pytest.mark.parametrize("share", ["1", "2", "5", "30"])
+STORIES = {
+    **{f"share {n}": ("--share", n) for n in ("1", "2", "5", "30")},
+    **{f"beams {width}": ("--beams", width) for width in ("2", "3", "6")},
+    "fork at 0": ("--fork-at", "0"),
+    "fork at 1": ("--fork-at", "1", "--branches", "4"),
+    "fork at 3": ("--fork-at", "3"),
+    "fork at 5, ended": ("--fork-at", "5", "--after-end", "--branches", "3"),
+    "beside": ("--beside", "x,a,y"),
+    "beside its like": ("--beside", "a,b,c"),
+}
+
+
+@pytest.mark.parametrize("story", STORIES)
 @pytest.mark.parametrize("tokens", ["a", "a,b,c", "a,b,c,d,e,f,g,h,i"])
 @pytest.mark.parametrize("size", ["1", "3", "16"])
-def test_what_is_shown_adds_up_in_every_step(share: str, tokens: str, size: str) -> None:
-    shown = document("blocks", "--tokens", tokens, "--block-size", size, "--share", share, "--max-tokens", "7")
+def test_what_is_shown_adds_up_in_every_step(story: str, tokens: str, size: str) -> None:
+    check_adds_up("blocks", "--tokens", tokens, "--block-size", size, *STORIES[story], "--max-tokens", "7")
+
+
+@pytest.mark.parametrize("story", STORIES)
+@pytest.mark.parametrize("num_blocks", [5, 6, 7, 9, 12])
+def test_it_adds_up_in_pools_too_small_for_all(story: str, num_blocks: int) -> None:
+    command = ("blocks", "--tokens", "a,b,c,d,e,f,g", "--block-size", "3", *STORIES[story], "--max-tokens", "7")
+    if "beams" in story and num_blocks < 2 + 3 * int(STORIES[story][1]):
+        assert "with beam_width" in run(*command, "--pool", f"1-{num_blocks}").stderr
+        return
+    steps = check_adds_up(*command, "--pool", f"1-{num_blocks}")
+    num_away = sum(view["is_parked"] or view["is_preempted"] for step in steps for view in step["sequences"])
+    if num_blocks == 5 and story in ("share 5", "share 30", "beside", "fork at 1"):
+        assert num_away or any(step["waiting"] or len(step["runs"]) < len(step["sequences"]) for step in steps)
+
+
+def check_adds_up(*command: str) -> list[dict[str, Any]]:
+    """Tables, owners, the free pool, what was taken and given back say the same in every step; all ends."""
+    shown = document(*command)
     first, last = shown["pool"]
     everything = set(range(first, last + 1))
+    before: set[int] = set()
+    lanes: set[int] = set()
+    ended: list[int] = []
     for step in shown["steps"]:
         held: dict[str, int] = {}
         for sequence in step["sequences"]:
             for block in sequence["block_table"]:
                 held[str(block)] = held.get(str(block), 0) + 1
+            if sequence["is_parked"] or sequence["is_preempted"]:
+                assert sequence["block_table"] == []
+                continue
             filled = [token for block in sequence["slots"] for token in block if token is not None]
             assert filled == sequence["tokens"][: sequence["num_computed_tokens"]]
         assert held == step["ref_counts"]
         assert set(step["free"]) == everything - {int(block) for block in held}
+        assert set(step["cached_at_end"]) <= set(step["free_at_end"])
+        taken = {block for each in step["taken"] for block in each["blocks"]} | {c["target"] for c in step["copies"]}
+        found = {block for each in step["found"] for block in each["blocks"]}
+        assert not taken & found
+        at_end = everything - set(step["free_at_end"])
+        assert at_end <= before | taken | found
+        assert set(step["freed"]) == (before | taken | found) - at_end
+        before = at_end
+        lanes |= {sequence["sequence"] for sequence in step["sequences"]}
+        ended += [sequence["sequence"] for sequence in step["sequences"] if sequence["finish_reason"]]
     assert set(shown["steps"][-1]["free_at_end"]) == everything
-    assert sum(s["finish_reason"] == "length" for step in shown["steps"] for s in step["sequences"]) == int(share)
-    text = run("blocks", "--tokens", tokens, "--block-size", size, "--share", share, "--max-tokens", "7").stdout
+    assert sorted(ended) == sorted(lanes)
+    assert lanes == set(range(len(lanes)))
+    text = run(*command).stdout
     assert all(line == line.rstrip() for line in text.splitlines())
+    steps: list[dict[str, Any]] = shown["steps"]
+    return steps
+
+
+@pytest.mark.parametrize("width", [2, 3, 5])
+def test_a_step_of_beams_forks_and_frees_and_copies_at_most_one_block_a_beam(width: int) -> None:
+    steps = document(*SIX, "--beams", str(width), "--max-tokens", "12")["steps"]
+    num_forks = num_ended = num_copies = 0
+    for previous, step in pairwise(steps):
+        assert len({copy["sequence"] for copy in step["copies"]}) == len(step["copies"]) <= width
+        num_copies += len(step["copies"])
+        if not step["beams"]:
+            continue
+        tokens = {view["sequence"]: view["tokens"] for view in previous["sequences"]}
+        tables = {view["sequence"]: view["block_table"] for view in step["sequences"]}
+        sums = {beam["sequence"]: beam["cumulative_logprob"] for beam in previous["beams"]}
+        for beam in step["beams"]:
+            lane, parent = beam["sequence"], beam["parent"]
+            [view] = [view for view in step["sequences"] if view["sequence"] == lane]
+            assert view["tokens"] == [*tokens[parent], beam["token"]]
+            assert beam["cumulative_logprob"] < sums[parent]
+            if lane != parent:
+                num_forks += 1
+                assert parent in [other["parent"] for other in step["beams"] if other["sequence"] == parent]
+                assert tables[lane] == tables[parent]
+        children = {beam["parent"] for beam in step["beams"]}
+        assert [each["sequence"] for each in step["ended_beams"]] == [lane for lane in tokens if lane not in children]
+        num_ended += len(step["ended_beams"])
+    assert min(num_forks, num_ended, num_copies) > 0
+    answers = steps[-1]["answers"]
+    assert len(answers) == width
+    assert [answer["score"] for answer in answers] == sorted((each["score"] for each in answers), reverse=True)
+    assert all(answer["score"] == answer["cumulative_logprob"] / 12 for answer in answers)
+    last = [view["tokens"][6:] for view in steps[-1]["sequences"]]
+    assert all(answer["tokens"][:-1] in last for answer in answers)
+
+
+def test_branches_share_all_before_them_and_copy_the_block_they_leave_in() -> None:
+    steps = document(*SIX, "--fork-at", "1")["steps"]
+    step = steps[1]
+    assert step["branching"] == {"sequences": [1, 2], "kept_tokens": 1, "origin_is_live": True}
+    assert step["found"] == [{"sequence": lane, "num_tokens": 6, "blocks": [0, 1]} for lane in (1, 2)]
+    assert [(copy["sequence"], copy["source"], copy["target"]) for copy in step["copies"]] == [(1, 1, 2), (2, 1, 3)]
+    assert [run["num_tokens"] for run in step["runs"]] == [1, 1, 1]
+    assert [view["block_table"] for view in step["sequences"]] == [[0, 1], [0, 2], [0, 3]]
+    words = [view["tokens"] for view in step["sequences"]]
+    assert [each[:7] for each in words] == [["the", "sky", "is", "blue", "and", "the", "."]] * 3
+    assert len({each[7] for each in words}) == 3
+    assert [step["branching"] for step in steps].count(None) == len(steps) - 1
+
+
+def test_a_branch_at_the_prompts_end_runs_nothing_again_but_the_last_token_and_writes_no_slot() -> None:
+    step = document(*SIX, "--fork-at", "0")["steps"][1]
+    assert step["runs"][1:] == [
+        {"sequence": lane, "first_position": 5, "num_tokens": 1, "drawn": [word]} for lane, word in ((1, "!"), (2, "?"))
+    ]
+    assert step["found"][0] == {"sequence": 1, "num_tokens": 6, "blocks": [0, 1]}
+
+
+def test_branches_of_an_ended_request_find_its_full_blocks_and_compute_the_rest() -> None:
+    steps = document(*SIX, "--fork-at", "3", "--after-end")["steps"]
+    [place] = [place for place, step in enumerate(steps) if step["branching"]]
+    assert steps[place - 1]["sequences"][0]["finish_reason"] == "length"
+    assert steps[place]["branching"]["origin_is_live"] is False
+    assert [(each["num_tokens"], each["blocks"]) for each in steps[place]["found"]] == [(8, [0, 1])] * 2
+    assert [run["num_tokens"] for run in steps[place]["runs"]] == [1, 1]
+    assert not any(step["copies"] for step in steps)
+
+
+def test_a_branch_whose_next_block_is_in_the_making_waits_and_an_equal_block_is_folded() -> None:
+    steps = document(*SIX, "--fork-at", "2")["steps"]
+    step = steps[2]
+    assert step["waiting"] == [{"sequence": 2, "for_block": True}]
+    assert step["folds"] == [{"sequence": 1, "logical": 1, "given_back": 2, "kept": 1}]
+    assert [view["block_table"] for view in step["sequences"]] == [[0, 1], [0, 1]]
+    assert 2 in step["free"]
+    assert steps[3]["found"] == [{"sequence": 2, "num_tokens": 8, "blocks": [0, 1]}]
+
+
+def test_a_request_that_gives_way_comes_back_to_what_is_left_of_its_blocks() -> None:
+    steps = document(*TWO, "--pool", "1-4", "--max-tokens", "6")["steps"]
+    away = [step["sequences"][1]["is_preempted"] if len(step["sequences"]) > 1 else False for step in steps]
+    assert away == [False] * 4 + [True, True] + [False] * 2
+    assert steps[4]["taken"] == [{"sequence": 0, "blocks": [4]}]
+    assert steps[4]["cached_at_end"] == [3]
+    assert steps[6]["found"] == [{"sequence": 1, "num_tokens": 4, "blocks": [3]}]
+    assert steps[6]["runs"][0]["num_tokens"] == 5
+    alone = document("blocks", "--tokens", "why,is,the,sea,so", "--max-tokens", "6")["steps"][-1]["sequences"][0]
+    assert steps[-1]["sequences"][0]["tokens"] == alone["tokens"]
 
 
 def test_a_pool_too_small_for_all_makes_one_continuation_wait_and_all_end() -> None:
@@ -129,6 +274,15 @@ def test_a_prompt_that_never_fits_is_one_line() -> None:
         (("blocks", "--tokens", "a", "--pool", "0-999999"), "the limit is"),
         (("blocks", "--tokens", "a", "--share", "0"), "--share"),
         (("blocks", "--tokens", "a", "--block-size", "0"), "--block-size"),
+        (("blocks", "--tokens", "a", "--beams", "1"), "--beams"),
+        (("blocks", "--tokens", "a", "--beams", "65"), "--beams"),
+        (("blocks", "--tokens", "a", "--beams", "2", "--share", "2"), "--share and --beams are stories of their own"),
+        (("blocks", "--tokens", "a", "--beams", "2", "--fork-at", "1"), "--beams and --fork-at are stories"),
+        (("blocks", "--tokens", "a", "--fork-at", "1", "--beside", "b"), "--fork-at and --beside are stories"),
+        (("blocks", "--tokens", "a", "--branches", "2"), "--branches needs --fork-at"),
+        (("blocks", "--tokens", "a", "--after-end"), "--after-end needs --fork-at"),
+        (("blocks", "--tokens", "a", "--fork-at", "-1"), "--fork-at"),
+        (("blocks", "--tokens", "a", "--fork-at", "1", "--branches", "0"), "--branches"),
     ],
 )
 def test_a_wrong_command_line_says_what_is_wrong(arguments: tuple[str, ...], words: str) -> None:
@@ -137,8 +291,30 @@ def test_a_wrong_command_line_says_what_is_wrong(arguments: tuple[str, ...], wor
     assert words in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--fork-at", "3", "--max-tokens", "3"), "--fork-at is 3 and --max-tokens is 3"),
+        (("--fork-at", "0", "--max-tokens", "1"), "--fork-at is 0 and --max-tokens is 1"),
+        (("--beams", "7"), "--beams is 7, and these words with the ends of sentences are 6"),
+        (("--beside", "b,,c"), "--beside holds an empty token"),
+        (("--beside", "b\udcff"), "--beside is not valid Unicode"),
+    ],
+)
+def test_a_story_that_cannot_be_told_names_the_option(arguments: tuple[str, ...], words: str) -> None:
+    result = run("blocks", "--tokens", "a", *arguments)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert words in result.stderr
+
+
+@pytest.mark.parametrize("story", [("--beams", "3"), ("--fork-at", "2"), ("--beside", "and so")])
+def test_a_text_tells_the_same_stories(story: tuple[str, ...]) -> None:
+    check_adds_up("blocks", "once upon", "--model", "fake", *story)
+
+
 def test_an_empty_token_or_text_is_refused() -> None:
     assert "empty token" in run("blocks", "--tokens", "a,,b").stderr
+    assert "empty" in run("blocks", "x", "--beside", "", "--model", "fake").stderr
     assert "empty" in run("blocks", "", "--model", "fake").stderr
     with pytest.raises(BadRequest):
         split_tokens("")
