@@ -25,7 +25,7 @@ from octavo.errors import ConfigError
 @click.option("--prefill", multiple=True, type=click.IntRange(1), help="Prompts to prefill.  [default: 128, 1024]")
 @click.option("--repeats", type=click.IntRange(1, 100), default=3, show_default=True, help="Times each is measured.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON line last.")
-@with_options(name for name in LOCAL_OPTIONS if name != "max-model-len")
+@with_options(name for name in LOCAL_OPTIONS if name not in ("max-model-len", "kv-tier", "kv-tier-policy"))
 def bench_command(
     model: str | None, streams: tuple[int, ...], prefill: tuple[int, ...], as_json: bool, **values: Any
 ) -> None:

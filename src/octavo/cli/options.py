@@ -198,11 +198,14 @@ SERVER_DEFAULTS: Mapping[str, object] = {
     "request-timeout-seconds": 0.0,
 }  # copied, so that the help needs no server; a test compares
 
-# What `chat`, `run` and `bench` share: the engine in this process, one user.
+# What `chat`, `run` and `bench` share: the engine in this process, one user. A tier keeps what they computed for the
+# next time they are started; `bench` measures computing, so it takes none.
 LOCAL_OPTIONS = (
     "max-model-len",
     "block-size",
     "kv-cache-memory-bytes",
+    "kv-tier",
+    "kv-tier-policy",
     "kv-cache-dtype",
     "dtype",
     "threads",

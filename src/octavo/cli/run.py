@@ -82,11 +82,12 @@ def run_command(
     with Session.open(local_config(model, values)) as session, Interrupt() as interrupt:
         tokens = prompt_tokens(session, text, system, raw)
         start = time.perf_counter()
-        first, num_tokens, last = start, 0, ""
+        first, num_tokens, num_cached, last = start, 0, 0, ""
         with closing(session.stream(tokens, sampling)) as deltas:
             for delta in deltas:
                 first = first if num_tokens else time.perf_counter()
                 num_tokens += len(delta.token_ids)
+                num_cached = max(num_cached, delta.num_cached_tokens)
                 last = delta.text or last
                 click.echo(delta.text, nl=False)
                 sys.stdout.flush()
@@ -95,13 +96,15 @@ def run_command(
         if not last.endswith("\n"):
             click.echo()
         if stats:
-            _print_stats(len(tokens), num_tokens, first - start, time.perf_counter() - first)
+            _print_stats((len(tokens), num_cached), num_tokens, first - start, time.perf_counter() - first)
     if interrupt.asked:
         ctx.exit(INTERRUPTED)
 
 
-def _print_stats(num_prompt: int, num_new: int, prefill_seconds: float, decode_seconds: float) -> None:
+def _print_stats(prompt: tuple[int, int], num_new: int, prefill_seconds: float, decode_seconds: float) -> None:
+    """`prompt`: its tokens, and how many of them a tier had."""
     rate = f", {(num_new - 1) / decode_seconds:,.0f} tokens/s" if num_new > 1 and decode_seconds > 0 else ""
+    cached = f" ({prompt[1]} from the tier)" if prompt[1] else ""
     click.echo(
-        f"octavo: {num_prompt} tokens in, first out after {prefill_seconds:.3f} s; {num_new} out{rate}", err=True
+        f"octavo: {prompt[0]} tokens in{cached}, first out after {prefill_seconds:.3f} s; {num_new} out{rate}", err=True
     )

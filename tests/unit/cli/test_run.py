@@ -3,6 +3,7 @@ from __future__ import annotations
 import signal
 import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -55,6 +56,23 @@ def test_figures_go_to_stderr() -> None:
     result = run("run", "hello", "--model", "fake", "--max-tokens", "5", "--stats")
     assert result.stderr.startswith("octavo: ")
     assert "5 out" in result.stderr
+
+
+def test_a_tier_keeps_a_prompt_for_the_next_time(tmp_path: Path) -> None:
+    options = ("--model", "fake", "--max-tokens", "5", "--stats", "--kv-tier", f"disk:{tmp_path}/kv,64MiB")
+    first, again = (run("run", "hello " * 40, *options) for _ in range(2))
+    assert "from the tier" not in first.stderr
+    assert "256 from the tier" in again.stderr
+    assert first.stdout == again.stdout
+    forced = run("run", "hello " * 40, *options, "--kv-tier-policy", "recompute")
+    assert "from the tier" not in forced.stderr
+    assert forced.stdout == first.stdout
+
+
+def test_a_tier_without_a_unit_is_refused() -> None:
+    result = run("run", "hello", "--model", "fake", "--kv-tier", "ram:4")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "kv_tier 'ram:4' has the size '4'" in result.stderr
 
 
 def test_without_a_template_the_text_is_continued_with_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
