@@ -58,6 +58,7 @@ MUST_BE_SEEN = {  # in NUM_SEEDS worlds
     "hit tokens of disk": 200,
     "dropped: idle": 1_000,
     "dropped: pressure": 1_000,
+    "salts of one request": 500,
     "loads": 250,
     "swaps": 300,
     "recomputes": 150,

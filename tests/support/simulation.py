@@ -106,6 +106,7 @@ class Asked:
     question: Question
     owner: str
     num_samples: int
+    is_alone: bool  # nobody else has its salt
     is_aborted: bool = False
 
 
@@ -261,6 +262,8 @@ class World:
         assert all(answer.finish_reason is not None for answer in self.answers.values())
         if self.rng.random() < 0.5:
             self.engine.rest()
+            swapper = self.engine.scheduler.swapper
+            assert self.tier is None or self.tier.num_fetching or not (swapper and swapper._fetches)
         if self.rng.random() < 0.5:
             self.seen["idle stores"] += self.tier is not None
             self.engine.store_some()
@@ -340,7 +343,8 @@ class World:
             prompt = rng.choice(list(self.asked.values())).question.prompt[: limit - 8]
         if rng.random() < 0.03:
             prompt = tuple(BASE[: limit + rng.choice((-1, 0, 1))])
-        self._send(prompt, self._sampling(), owner=rng.choice(OWNERS), salt=rng.choice(("", "", "x")))
+        salt = rng.choice(("", "", "", "x", "x", f"only {self._num_added}"))
+        self._send(prompt, self._sampling(), owner=rng.choice(OWNERS), salt=salt)
 
     def _sampling(self) -> SamplingParams:
         rng = self.rng
@@ -415,6 +419,7 @@ class World:
         if fork_of is not None:
             assert point is not None, "a fork of what does not exist was taken"
             prompt = point.prompt
+            self.asked[fork_of.call_id].is_alone = False
             self.seen["forks"] += 1
             self.seen["forks of live requests"] += fork_of.call_id in self._live()
         question = Question(
@@ -426,7 +431,7 @@ class World:
             num_given_tokens=0 if point is None else point.num_given_tokens,
             max_model_len=MAX_MODEL_LEN,
         )
-        self.asked[name] = Asked(question, owner, sampling.n)
+        self.asked[name] = Asked(question, owner, sampling.n, is_alone=salt.startswith("only"))
         self._note(name, question)
         return name
 
@@ -521,6 +526,9 @@ class World:
             assert answer.token_ids == wanted.token_ids[: len(answer.token_ids)], f"{told} drew other tokens"
             text = answer.text.removesuffix("\ufffd") if delta.finish_reason == "error" else answer.text
             assert wanted.text.startswith(text), f"{told}: {answer.text!r} is not {wanted.text!r}"
+            if asked.is_alone and delta.token_ids:
+                self.seen["salts of one request"] += 1
+                assert delta.num_cached_tokens == 0, f"{told} found what another salt computed"
             if delta.timings is not None and delta.timings.cache is not None:
                 for source, num_tokens in delta.timings.cache.num_hit_tokens_by_source.items():
                     self.seen[f"hit tokens of {source}"] += num_tokens

@@ -186,6 +186,11 @@ class Scheduler:
         evicted, self._evicted = self._evicted, []
         return evicted
 
+    def collect_loads(self, now: float) -> None:
+        """In quiet moments: payloads that arrive for requests that are gone are dropped, as each plan does."""
+        if self.swapper is not None:
+            self.swapper.collect(self._roster.sequences, now)
+
     def to_store(self, limit: int) -> Listing[tuple[BlockId, bytes]]:
         """(block, tier key) of up to `limit` cached blocks that the tier was not given; they stay cached.
 

@@ -198,11 +198,12 @@ class Engine:
 
     def rest(self) -> None:
         """Nothing runs and nobody has asked for anything lately: checks the accounts whole, drops cached blocks that
-        are due, and gives back what memory the steps worked in."""
+        are due and loads that nobody waits for any more, and gives back what memory the steps worked in."""
         self._records.expire(self._clock())
         if self.has_unfinished:
             return
         self._accounts.look_at_all(self._num_steps)
+        self.scheduler.collect_loads(self._clock())
         self._keep_cache(self._clock())
         self._release_blocks()
         if self._trimmed_at_step != self._num_steps:

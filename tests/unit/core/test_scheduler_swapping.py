@@ -168,6 +168,19 @@ def test_an_abort_while_loading_keeps_nothing(how: str, num_looks: int) -> None:
     assert runner.swapper.num_loads == 0
 
 
+def test_a_load_that_arrives_when_nothing_runs_is_dropped_in_a_quiet_moment() -> None:
+    runner = warmed(Faults(min_delay=1))
+    runner.scheduler.add(request("gone", PROMPT, max_tokens=4))
+    assert runner.plan() is None
+    runner.scheduler.abort("gone")
+    assert runner.swapper is not None
+    assert runner.swapper.is_loading
+    for _ in range(2):
+        runner.scheduler.collect_loads(0.0)
+    assert not runner.swapper.is_loading
+    assert runner.swapper.num_bytes_kept == 0
+
+
 def test_a_load_that_nobody_waits_for_any_more_stops_nobody_for_ever() -> None:
     """The bound on loads is used up by a request that left: the next one must wait for the answer, not for nothing."""
     runner = warmed(Faults(min_delay=2))
