@@ -189,6 +189,8 @@ def test_a_port_that_is_taken_is_one_clear_line() -> None:
         (("fake", "--host", "no.such.host.invalid"), "no.such.host.invalid"),
         (("fake", "--chat-template", "/nowhere/x.jinja"), "x.jinja"),
         (("fake", "--max-model-len", "0"), "max_model_len"),
+        (("fake", "--kv-tier", "ram:64"), "kv_tier 'ram:64' has the size '64'"),
+        (("fake", "--kv-tier", "disk:/proc/nowhere,1GiB"), "kv_tier: /proc/nowhere cannot be used"),
     ],
 )
 def test_what_cannot_start_is_one_clear_line(options: tuple[str, ...], words: str) -> None:

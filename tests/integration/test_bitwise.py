@@ -133,7 +133,9 @@ def run(
     """
     config = {"num_threads": 2, "max_num_seqs": 32, "max_model_len": 512, **options}
     engine = build_engine(EngineConfig(model=str(path), **config))
-    assert engine.info.isa == options.get("isa", engine.info.isa)
+    info = engine.info
+    assert (info.num_threads, info.block_size) == (config["num_threads"], options.get("block_size", 16))
+    assert info.isa == options.get("isa", info.isa)
     try:
         for number in range(before):
             engine.add_request(target(engine, f"before {number}", text))

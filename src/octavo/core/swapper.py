@@ -24,7 +24,7 @@ from octavo.core.request import Sequence, Status
 from octavo.core.swap_costs import SwapCosts, SwapDecision
 
 DEFAULT_MAX_LOADING_BYTES = 2**28
-MAX_REMEMBERED_DECISIONS = 16  # of one request
+MAX_REMEMBERED_DECISIONS = 16  # of one request: the latest
 _MAX_REMEMBERED_FAILURES = 4096
 
 
@@ -235,6 +235,6 @@ def _note(decisions: list[SwapDecision], decision: SwapDecision) -> bool:
     """Keeps a decision that says something new: a request that lacks room is asked about in every step."""
     if decisions and (decisions[-1].chosen, decisions[-1].num_tokens) == (decision.chosen, decision.num_tokens):
         return False
-    if len(decisions) < MAX_REMEMBERED_DECISIONS:
-        decisions.append(decision)
+    decisions.append(decision)
+    del decisions[:-MAX_REMEMBERED_DECISIONS]
     return True

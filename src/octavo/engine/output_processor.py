@@ -95,9 +95,6 @@ class OutputProcessor:
         """Live requests."""
         return len(self._states)
 
-    def __contains__(self, request_id: str) -> bool:
-        return request_id in self._states
-
     def add(self, request: Request) -> None:
         """Raises BadRequest when the id is in use."""
         if request.request_id in self._states:

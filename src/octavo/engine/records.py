@@ -30,7 +30,6 @@ KEPT_SECONDS = 600.0
 MAX_KEPT = 1000
 MAX_KEPT_BYTES = 64 * 2**20
 MAX_DESCRIBED = 128  # requests of a call at once: the step loop waits meanwhile
-MAX_SWAP_DECISIONS = 64  # of one request; the latest
 _PLAIN = (bool, int, float, str, type(None))
 _RECORD_COST, _SAMPLE_COST, _TOKEN_COST = 3 * 2**10, 256, 4  # bytes, about what CPython takes for each
 
@@ -163,7 +162,7 @@ class _Record:
             priority=request.priority,
             num_preemptions=request.num_preemptions,
             cache=request.cache_report,
-            swap_decisions=tuple(request.swap_decisions[-MAX_SWAP_DECISIONS:]),
+            swap_decisions=tuple(request.swap_decisions),
             fork_of=self.fork_of,
         )
 

@@ -68,9 +68,8 @@ class TierChain:
         """Writes what RAM got since the last one, in that order; waits whenever the disk's staging buffer is full."""
         deadline = time.monotonic() + timeout_seconds
         for key in list(self._unwritten):
-            payload = self._ram.peek(key)
-            assert payload is not None
-            if not self._disk.put(key, payload):
+            payload = self._ram.peek(key)  # None: damaged
+            if payload is not None and not self._disk.put(key, payload):
                 is_written = self._disk.flush(max(0.0, deadline - time.monotonic()))
                 if not is_written or not self._disk.put(key, payload):
                     return False

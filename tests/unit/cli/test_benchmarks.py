@@ -82,6 +82,12 @@ def test_the_installed_size_leaves_out_what_every_environment_has(floor: ModuleT
     assert floor.installed_size(tmp_path).median == pytest.approx(5.0, abs=0.1)
 
 
+def test_the_latency_program_meets_streams_and_queues() -> None:
+    figures = last_line("latency", "--quick", "--model", "fake")["figures"]
+    assert {"target 50: p99 between tokens", "target 50: prefill, share of free"} <= set(figures)
+    assert {f"{policy}: first token, 512, ratio" for policy in ("fair", "fcfs")} <= set(figures)
+
+
 def test_the_memory_program_swaps_and_restarts() -> None:
     figures = last_line("memory", "--quick", "--model", "fake")["figures"]
     assert figures["tokens computed / needed, shared prefix"]["median"] <= 1.05

@@ -265,4 +265,9 @@ def test_decisions_are_noted_when_they_say_something_new_and_counted_then() -> N
     assert (scene.swapper.num_swaps, scene.swapper.num_recomputes) == (1, 1)
     for count in range(1, 3 * MAX_REMEMBERED_DECISIONS):
         scene.swapper.decide(sequence, scene.hit(0), count, 4.0)
-    assert len(decisions) == MAX_REMEMBERED_DECISIONS
+    newest = 3 * MAX_REMEMBERED_DECISIONS
+    assert [d.num_tokens for d in decisions] == list(range(newest - MAX_REMEMBERED_DECISIONS, newest)), "the latest"
+    num_decided = scene.swapper.num_swaps + scene.swapper.num_recomputes
+    for now in (5.0, 6.0):
+        scene.swapper.decide(sequence, scene.hit(0), newest - 1, now)
+    assert scene.swapper.num_swaps + scene.swapper.num_recomputes == num_decided, "nothing new was said"

@@ -40,6 +40,12 @@ def knows(records: Records, call_id: str, now: float, owner: str | None = "me") 
         return False
 
 
+def test_an_id_is_128_bits_that_nobody_guesses() -> None:
+    ids = {new_request_id() for _ in range(100)}
+    assert len(ids) == 100
+    assert {len(bytes.fromhex(each)) for each in ids} == {16}
+
+
 def test_the_requests_of_a_call_are_named_after_it() -> None:
     call_id = f"cmpl-{new_request_id()}"
     assert call_of(request_id_in(call_id, 12)) == call_id == call_of(call_id)
@@ -47,6 +53,7 @@ def test_the_requests_of_a_call_are_named_after_it() -> None:
 
 
 def test_a_finished_request_is_kept_for_ten_minutes_to_the_second() -> None:
+    assert KEPT_SECONDS == 10 * 60
     records = Records()
     ended(records, "a", now=100.0)
     assert knows(records, "a", 100.0 + KEPT_SECONDS - 0.001)
@@ -64,6 +71,7 @@ def test_a_live_request_is_kept_however_long_it_lives() -> None:
 
 
 def test_the_last_thousand_are_kept_in_the_order_of_their_ends() -> None:
+    assert MAX_KEPT == 1000
     records = Records()
     add(records, "long")
     for number in range(MAX_KEPT):

@@ -8,7 +8,7 @@ import pytest
 
 from octavo.tiers.chain import TierChain
 from octavo.tiers.disk import DiskTier
-from octavo.tiers.ram import ram_charge
+from octavo.tiers.ram import RamTier, ram_charge
 from support.tier_blocks import SECONDS, fetch, held, key_of, payload_of
 
 RAM_BYTES = 4 * ram_charge(5000)
@@ -83,6 +83,21 @@ def test_a_flush_that_ran_out_of_time_goes_on_with_the_next(tmp_path: Path) -> N
     chain.flush(0)
     assert chain.flush(SECONDS)
     assert held(disk, 10) == list(range(10))
+    chain.close()
+
+
+def test_a_block_that_changed_in_ram_never_comes_to_the_disk(tmp_path: Path) -> None:
+    disk = DiskTier(str(tmp_path), 2**24)
+    chain = TierChain(10 * ram_charge(5000), disk)
+    for n in range(3):
+        chain.put(key_of(n), payload_of(n))
+    ram, _ = chain.parts
+    assert isinstance(ram, RamTier)
+    payload, checksum = ram._held[key_of(1)]
+    ram._held[key_of(1)] = payload[:-1] + bytes([payload[-1] ^ 128]), checksum
+    assert chain.flush(SECONDS)
+    assert held(disk, 3) == [0, 2]
+    assert fetch(chain, 0, 1, 2) == [payload_of(0), None, payload_of(2)]
     chain.close()
 
 

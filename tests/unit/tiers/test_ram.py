@@ -88,6 +88,40 @@ def test_shrinking_lets_the_oldest_go_until_enough_is_free_and_spills_them() -> 
     assert tier.put(key_of(9), payload_of(9)), "it grows again when asked to"
 
 
+def damage(tier: RamTier, n: int) -> None:
+    """One bit of a block flips where it lies."""
+    payload, checksum = tier._held[key_of(n)]
+    tier._held[key_of(n)] = bytes([payload[0] ^ 1]) + payload[1:], checksum
+
+
+def test_a_payload_that_changed_in_memory_is_a_miss_and_can_be_put_again(caplog: pytest.LogCaptureFixture) -> None:
+    tier = RamTier(10 * ram_charge(5000))
+    for n in range(3):
+        tier.put(key_of(n), payload_of(n))
+    for n in (0, 1):
+        damage(tier, n)
+    assert fetch(tier, 0, 1, 2) == [None, None, payload_of(2)]
+    assert held(tier, 3) == [2]
+    assert (tier.stats().num_failed, tier.stats().num_bytes) == (2, 5000)
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert tier.put(key_of(0), payload_of(0))
+    assert fetch(tier, 0) == [payload_of(0)]
+
+
+def test_a_payload_that_changed_in_memory_is_not_passed_on_to_the_disk() -> None:
+    spilled: list[bytes] = []
+    tier = RamTier(3 * ram_charge(5000), spill=lambda key, _: spilled.append(key))
+    for n in range(3):
+        tier.put(key_of(n), payload_of(n))
+    damage(tier, 1)
+    for n in (3, 4, 5):
+        tier.put(key_of(n), payload_of(n))
+    assert spilled == [key_of(0), key_of(2)]
+    damage(tier, 4)
+    assert tier.peek(key_of(4)) is None
+    assert held(tier, 6) == [3, 5]
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_any_order_of_use_agrees_with_a_list_kept_by_hand(seed: int) -> None:
     rng = random.Random(seed)
