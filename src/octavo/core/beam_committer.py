@@ -63,7 +63,7 @@ class BeamCommitter:
             parent if parent.index == place else self._fork(parent, place) for place, parent in enumerate(parents)
         ]
         for beam, move in zip(successors, moves, strict=True):
-            beam.token_ids.append(move.token_id)
+            beam.append(move.token_id)
             if beam.result is not None and beam.result.token_id != move.token_id:
                 self._roster.replace_token(beam, move.token_id)
             beam.result = None

@@ -5,13 +5,17 @@ Written by `KVCacheManager` only; the scheduler reads `num_slots`. Refuses to co
     positions      0 .. bs-1 | bs .. 2bs-1 | ...
     blocks[g]      [ None    ,  Block 7    , Block 3 ]        None: fell out of the group's sliding window
     num_published  full blocks that were offered to the prefix cache
-    publish_at     once this many tokens are computed, another block is full
+    publish_at     once this many tokens are computed, another block is full; NEVER without the prefix cache
     num_slots      positions below it can be written without asking the manager: the blocks exist and are not shared
 """
 
 from __future__ import annotations
 
+import sys
+
 from octavo.core.block import NULL_BLOCK, Block, BlockId, SeqId
+
+NEVER = sys.maxsize
 
 
 class BlockTables:
@@ -24,7 +28,7 @@ class BlockTables:
         self.blocks = blocks  # [group][logical block]
         self.num_dropped = [_leading_none(table) for table in blocks]  # [group] leading entries that are None
         self.num_published = 0
-        self.publish_at = 0
+        self.publish_at = NEVER
         self.num_slots = 0
         self.has_row = False  # the executor was told these tables: changes must be told too
 

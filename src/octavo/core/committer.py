@@ -35,61 +35,64 @@ class Committer:
         """Updates in the plan's order; the samples of a fork follow each other. Mutates `sequences`."""
         updates: list[SequenceUpdate] = []
         append = updates.append
-        finished, caching = Status.FINISHED, self._config.enable_prefix_caching
         tokens, logprobs, failed, place = result.token_ids, result.logprobs, result.failed, 0
         for sequence, count, draws in zip(sequences, plan.num_scheduled_tokens, plan.num_samples, strict=True):
             drawn_at, place = place, place + draws
-            sequence.num_inflight_tokens -= count
-            sequence.num_pending_tokens -= draws
-            if sequence.status is finished:
-                self._roster.landed(sequence)
-                continue
-            if failed and sequence.seq_id in failed:
-                self._end_whole(sequence, "error", failed[sequence.seq_id], updates)
-                continue
-            sequence.num_computed_tokens += count
-            if caching and sequence.num_computed_tokens >= sequence.tables.publish_at:  # type: ignore[union-attr]
-                self._publish(sequence)
-            if draws != 1 or sequence.num_draws != 1 or sequence.prompt_logprobs is not None or sequence.is_beam:
-                self._commit_prompt(sequence, result, drawn_at, draws, updates)
-                continue
-            token_id = tokens[drawn_at]
-            token_ids = sequence.token_ids
-            token_ids.append(token_id)
-            entry = (logprobs[drawn_at],) if logprobs and drawn_at in logprobs else ()
-            if token_id in sequence.end_token_ids or len(token_ids) >= sequence.max_num_tokens:
-                append(self._tell(sequence, entry, None))
-                continue
-            request = sequence.request
-            append(
-                SequenceUpdate(
-                    request.request_id,
-                    sequence.seq_id,
-                    sequence.index,
-                    (token_id,),
-                    entry,
-                    None,
-                    None,
-                    None,
-                    request.num_cached_tokens,
-                )
-            )
+            sequence.num_computed_tokens = computed = sequence.num_computed_tokens + count
+            if computed < sequence.quiet_until and draws == 1 and not failed:
+                token_id = tokens[drawn_at]
+                if token_id not in sequence.end_token_ids:
+                    sequence.token_ids.append(token_id)
+                    request = sequence.request
+                    append(
+                        SequenceUpdate(
+                            request.request_id,
+                            sequence.seq_id,
+                            sequence.index,
+                            (token_id,),
+                            (logprobs[drawn_at],) if logprobs and drawn_at in logprobs else (),
+                            None,
+                            None,
+                            None,
+                            request.num_cached_tokens,
+                        )
+                    )
+                    continue
+            sequence.num_known_tokens -= draws
+            self._commit_one(sequence, result, drawn_at, draws, updates)
         return updates
 
     # -- one sequence ------------------------------------------------------------------------------------------------
 
+    def _commit_one(
+        self, sequence: Sequence, result: StepOutput, place: int, draws: int, updates: list[SequenceUpdate]
+    ) -> None:
+        """All that may happen to a sequence whose step came down."""
+        if sequence.status is Status.FINISHED:
+            self._roster.landed(sequence)
+        elif sequence.seq_id in result.failed:
+            self._end_whole(sequence, "error", result.failed[sequence.seq_id], updates)
+        else:
+            self._publish(sequence)
+            self._take(sequence, result, place, draws, updates)
+            if sequence.status is Status.RUNNING:
+                sequence.settle()
+
     def _publish(self, sequence: Sequence) -> None:
+        """Registers blocks that became full, if any did."""
         tables, keys = sequence.tables, sequence.keys
         assert tables is not None
+        if sequence.num_computed_tokens < tables.publish_at:
+            return
         first = tables.num_published
         keys.extend(sequence.token_ids)
         self._kv.publish(tables, keys, sequence.num_computed_tokens)
         self._roster.computed(sequence, keys.keys[first : tables.num_published])
 
-    def _commit_prompt(
+    def _take(
         self, sequence: Sequence, result: StepOutput, place: int, draws: int, updates: list[SequenceUpdate]
     ) -> None:
-        """All that is not one token drawn: chunks inside a prompt, its log-probabilities, forks, beams, scoring."""
+        """The tokens drawn, or what else the step was for: chunks of a prompt, its log-probabilities, forks, beams."""
         if sequence.prompt_logprobs is not None:
             sequence.prompt_logprobs.extend(result.prompt_logprobs.get(sequence.seq_id, ()))
         if sequence.num_draws == 0:
@@ -109,7 +112,7 @@ class Committer:
         children = self._children(sequence, draws)
         samples = [sequence, *children]
         for sample, token_id in zip(samples, token_ids, strict=True):
-            sample.token_ids.append(token_id)
+            sample.append(token_id)
         if children:
             self._place_children(sequence, children)
         for sample, entry in zip(samples, entries, strict=True):

@@ -166,7 +166,8 @@ class KVCacheManager:
             hit.origin.num_slots = 0
         tables = BlockTables(seq_id, tuple(lists))
         tables.num_published = hit.num_tokens // self.block_size
-        tables.publish_at = (tables.num_published + 1) * self.block_size
+        if self.enable_prefix_caching:
+            tables.publish_at = (tables.num_published + 1) * self.block_size
         self._tables[seq_id] = tables
         return tables
 

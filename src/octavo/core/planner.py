@@ -27,7 +27,7 @@ from octavo.core.step_budget import Newcomer, StepBudget
 
 @dataclass(slots=True)
 class _Draft:
-    """The scheduled part of a plan while it grows, one entry a sequence."""
+    """The scheduled part of a plan while it grows, one entry a sequence: to run one token and draw one, if no other."""
 
     budget: int  # tokens left
     now: float
@@ -36,9 +36,7 @@ class _Draft:
     under_pressure: bool = False  # a sequence lacked a block: nobody new starts
     sequences: list[Sequence] = field(default_factory=list)
     first: list[int] = field(default_factory=list)
-    counts: list[int] = field(default_factory=list)
-    draws: list[int] = field(default_factory=list)
-    first_write: list[int] = field(default_factory=list)
+    others: list[tuple[int, int, int, int]] = field(default_factory=list)  # (place, count, draws, first write)
     added: list[Sequence] = field(default_factory=list)
     prompt_logprobs: dict[SeqId, int] = field(default_factory=dict)
 
@@ -80,18 +78,25 @@ class Planner:
     # -- running sequences -------------------------------------------------------------------------------------------
 
     def _run_lanes(self, draft: _Draft) -> None:
-        """The loop that decoding pays for once a token: the common case is written out, the others are calls."""
+        """The loop that decoding pays for once a token, mostly in waiting for memory: of a quiet sequence nothing else
+        is touched."""
         lanes = self._roster.lanes()
         behind = len(lanes)
         running, overlaps = Status.RUNNING, draft.overlaps
-        append, append_first, append_write = draft.sequences.append, draft.first.append, draft.first_write.append
-        append_count, append_draws = draft.counts.append, draft.draws.append
+        append, append_first = draft.sequences.append, draft.first.append
         for sequence in lanes:
             behind -= 1
+            first = sequence.num_planned_tokens
+            if first < sequence.quiet_until:
+                append(sequence)
+                append_first(first)
+                draft.budget -= 1
+                sequence.num_planned_tokens = first + 1
+                sequence.num_known_tokens += 1
+                continue
             if sequence.status is not running:
                 continue  # gave way to one before it in this very plan
-            first = sequence.num_computed_tokens + sequence.num_inflight_tokens
-            count = remaining = len(sequence.token_ids) + sequence.num_pending_tokens - first
+            count = sequence.num_known_tokens - first
             if count <= 0 or (overlaps and self._must_see_token(sequence)):
                 continue
             if count != 1:
@@ -104,18 +109,7 @@ class Planner:
                 if overlaps:
                     break  # those behind land first, so that they can give way
                 continue
-            if count != 1 or sequence.num_draws != 1 or not tables.has_row or sequence.prompt_logprobs is not None:
-                self._schedule(draft, sequence, first, count)
-                continue
-            draft.budget -= 1
-            append(sequence)
-            append_first(first)
-            append_count(1)
-            draws = 1 if remaining == 1 else 0
-            append_draws(draws)
-            append_write(sequence.first_write)
-            sequence.num_inflight_tokens += 1
-            sequence.num_pending_tokens += draws
+            self._schedule(draft, sequence, first, count)
 
     def _must_see_token(self, sequence: Sequence) -> bool:
         """What comes next depends on a token in flight: a fork, a step of a beam search, or the last token allowed."""
@@ -140,17 +134,17 @@ class Planner:
 
     def _schedule(self, draft: _Draft, sequence: Sequence, first: int, count: int) -> None:
         end = first + count
-        draws = sequence.num_draws if end == len(sequence.token_ids) + sequence.num_pending_tokens else 0
+        draws = sequence.num_draws if end == sequence.num_known_tokens else 0
         draft.budget -= count
+        draft.others.append((len(draft.sequences), count, draws, sequence.first_write))
         draft.sequences.append(sequence)
         draft.first.append(first)
-        draft.counts.append(count)
-        draft.draws.append(draws)
-        draft.first_write.append(sequence.first_write)
-        sequence.num_inflight_tokens += count
-        sequence.num_pending_tokens += draws
+        sequence.num_planned_tokens = end
+        sequence.num_known_tokens += draws
         if not sequence.tables.has_row:  # type: ignore[union-attr]  # RUNNING: it has tables
             draft.added.append(sequence)
+        else:
+            sequence.settle()
         if sequence.prompt_logprobs is not None and first < sequence.num_prompt_tokens - 1:
             wanted = sequence.request.sampling.prompt_logprobs
             assert wanted is not None
@@ -258,6 +252,10 @@ class Planner:
     # -- the plan ----------------------------------------------------------------------------------------------------
 
     def _finish(self, step: int, draft: _Draft) -> SchedulerOutput:
+        num_scheduled = len(draft.sequences)
+        counts, num_draws, first_write = [1] * num_scheduled, [1] * num_scheduled, [0] * num_scheduled
+        for place, count, draws, written in draft.others:
+            counts[place], num_draws[place], first_write[place] = count, draws, written
         return SchedulerOutput(
             step=step,
             removed=self._roster.take_removed_rows(),
@@ -265,14 +263,20 @@ class Planner:
             block_updates=self._kv.take_updates(),
             copies=self._kv.take_copies(),
             loads=self._kv.take_loads(),
-            seq_ids=tuple([sequence.seq_id for sequence in draft.sequences]),
+            seq_ids=self._seq_ids(draft),
             num_computed_tokens=tuple(draft.first),
-            num_scheduled_tokens=tuple(draft.counts),
-            num_samples=tuple(draft.draws),
-            first_write=tuple(draft.first_write),
+            num_scheduled_tokens=tuple(counts),
+            num_samples=tuple(num_draws),
+            first_write=tuple(first_write),
             prompt_logprobs=draft.prompt_logprobs,
             replaced_tokens=self._roster.take_replaced_tokens(),
         )
+
+    def _seq_ids(self, draft: _Draft) -> tuple[SeqId, ...]:
+        """Where all lanes run and nobody started behind them, whatever its rank: a tuple that is there already."""
+        if not draft.added and len(draft.sequences) == len(self._roster.lanes()):
+            return self._roster.lane_ids()
+        return tuple([sequence.seq_id for sequence in draft.sequences])
 
     def _row(self, sequence: Sequence) -> AddedRow:
         assert sequence.tables is not None

@@ -3,8 +3,12 @@
 Refuses to hold blocks (that is `BlockTables`) and to decide anything. There are no phases: a sequence has `token_ids`
 and `num_computed_tokens`, and prefill, decode and resume all mean "some tokens are not computed yet".
 
-    token_ids   [ prompt ........ | sampled ... ] + num_pending_tokens drawn by steps in flight
-    KV          [ computed .... | in flight . ]
+    token_ids   [ prompt ........ | sampled ... ] + those that steps in flight will draw: num_known_tokens
+    KV          [ computed .... | in flight . ]                                         : num_planned_tokens
+
+A sequence that decodes has one question asked a step: is its position below `quiet_until`? Then it is RUNNING, has its
+row and its slot, runs one token, draws one, fills no block and does not reach its length: planner and committer do no
+more for it than that takes. Everybody else, and who draws an end token, takes the long way, which is right for all.
 """
 
 from __future__ import annotations
@@ -104,10 +108,11 @@ class Sequence:
         "min_num_tokens",
         "num_computed_tokens",
         "num_draws",
-        "num_inflight_tokens",
-        "num_pending_tokens",
+        "num_known_tokens",
+        "num_planned_tokens",
         "num_prompt_tokens",
         "prompt_logprobs",
+        "quiet_until",
         "request",
         "result",
         "seq_id",
@@ -125,8 +130,9 @@ class Sequence:
         self.token_ids = token_ids  # prompt and sampled tokens, as far as committed
         self.num_prompt_tokens = len(request.prompt_token_ids)
         self.num_computed_tokens = 0  # KV exists for positions below
-        self.num_inflight_tokens = 0  # scheduled by plans not committed yet
-        self.num_pending_tokens = 0  # tokens that plans in flight will draw
+        self.num_planned_tokens = 0  # computed, or scheduled by plans not committed yet
+        self.num_known_tokens = len(token_ids)  # committed, or to be drawn by plans not committed yet
+        self.quiet_until = 0  # see above; set by `settle`, 0 while any of it may be untrue
         self.num_draws = 1  # tokens drawn when the last known token is run: n before the fork, 0 for scoring alone
         self.is_beam = sampling.use_beam_search
         self.result: TokenLogprobs | None = None  # of a beam's last token, until all beams of its request have theirs
@@ -140,6 +146,34 @@ class Sequence:
         self.waits_for: bytes | None = None  # key of a block that a running sequence is computing for it
         self.prompt_logprobs: list[TokenLogprobs] | None = [] if sampling.prompt_logprobs is not None else None
         """Collected so far; None when not asked for or given out already."""
+
+    @property
+    def num_inflight_tokens(self) -> int:
+        """Scheduled by plans not committed yet."""
+        return self.num_planned_tokens - self.num_computed_tokens
+
+    @property
+    def num_pending_tokens(self) -> int:
+        """To be drawn by plans not committed yet."""
+        return self.num_known_tokens - len(self.token_ids)
+
+    def append(self, token_id: int) -> None:
+        """The sequence goes on with a token that no plan in flight counts any more."""
+        self.token_ids.append(token_id)
+        self.num_known_tokens += 1
+
+    def settle(self) -> None:
+        """Says again how far the sequence decodes quietly, after a step of it that was not quiet."""
+        tables = self.tables
+        assert tables is not None
+        is_plain = (
+            self.num_known_tokens == self.num_planned_tokens + 1
+            and self.num_draws == 1
+            and tables.has_row
+            and self.prompt_logprobs is None
+            and not self.is_beam
+        )
+        self.quiet_until = min(tables.num_slots, tables.publish_at, self.max_num_tokens - 1) if is_plain else 0
 
     @property
     def place(self) -> tuple[tuple[float, ...], int]:

@@ -46,6 +46,7 @@ class Roster:
         self._max_rows = max_rows
         self.ordering = ordering
         self._lanes: list[Sequence] | None = []  # None: to be built again
+        self._lane_ids: tuple[SeqId, ...] = ()
         self._removed_rows: list[SeqId] = []  # the executor must be told
         self._replaced_tokens: dict[SeqId, int] = {}  # and of these, last tokens of rows that stay
         self._computing: dict[bytes, Sequence] = {}  # prefix key -> the running sequence that computes the block
@@ -57,7 +58,13 @@ class Roster:
         """RUNNING sequences, first in rank first. The list stays as it is while states change under it."""
         if self._lanes is None:
             self._lanes = [s for r in self.running for s in r.sequences if s.status is Status.RUNNING]
+            self._lane_ids = tuple([sequence.seq_id for sequence in self._lanes])
         return self._lanes
+
+    def lane_ids(self) -> tuple[SeqId, ...]:
+        """Their ids: the same tuple until somebody comes or goes."""
+        self.lanes()
+        return self._lane_ids
 
     def resuming(self) -> list[Sequence]:
         """WAITING samples of running requests, first in rank first."""
@@ -117,7 +124,9 @@ class Roster:
         sequence.waits_for = None
         sequence.tables = self._kv.open(sequence.seq_id, hit, payloads)
         sequence.first_write = hit.num_tokens
-        sequence.num_computed_tokens = min(hit.num_tokens, len(sequence.token_ids) - 1)
+        sequence.num_computed_tokens = sequence.num_planned_tokens = min(hit.num_tokens, len(sequence.token_ids) - 1)
+        if hit.origin is not None:
+            self.sequences[hit.origin.seq_id].quiet_until = 0  # its last block is shared now
         for key in sequence.keys.keys[sequence.tables.num_published :]:
             self._computing.setdefault(key, sequence)
         self._lanes = None
@@ -128,7 +137,8 @@ class Roster:
         assert parent.tables is not None
         child.tables = self._kv.fork(parent.tables, child.seq_id)
         child.status = Status.RUNNING
-        child.num_computed_tokens = parent.num_computed_tokens
+        child.num_computed_tokens = child.num_planned_tokens = parent.num_computed_tokens
+        parent.quiet_until = 0
         child.first_write = parent.first_write
         self._lanes = None
 
@@ -233,6 +243,7 @@ class Roster:
             self._kv.forget_row(tables)
         self.computed(sequence, sequence.keys.keys[tables.num_published :])
         sequence.status = status
+        sequence.quiet_until = 0
         self._lanes = None
         if sequence.num_inflight_tokens == 0:
             self._free(sequence)
@@ -244,7 +255,7 @@ class Roster:
         assert sequence.tables is not None
         self._kv.free(sequence.tables)
         sequence.tables = None
-        sequence.num_computed_tokens = sequence.first_write = 0
+        sequence.num_computed_tokens = sequence.num_planned_tokens = sequence.first_write = 0
         sequence.result = None
         if sequence.prompt_logprobs:
             sequence.prompt_logprobs.clear()
@@ -284,7 +295,9 @@ class Roster:
         assert all(any(s.status is Status.RUNNING for s in r.live) for r in self.running)
         for s in live:
             assert (s.tables is not None) is (s.status is Status.RUNNING), repr(s)
-            assert s.num_computed_tokens + s.num_inflight_tokens <= len(s.token_ids) + s.num_pending_tokens, repr(s)
+            assert s.num_computed_tokens <= s.num_planned_tokens <= s.num_known_tokens, repr(s)
+            assert len(s.token_ids) <= s.num_known_tokens, repr(s)
+            assert s.status is Status.RUNNING or s.quiet_until == 0, repr(s)
         assert all(s.status is Status.FINISHED and s.num_inflight_tokens > 0 for s in self._leaving.values())
         assert self.num_reserved == sum(r.num_reserved for r in self.running) <= self._max_rows
         assert self.num_resting == sum(s.status is not Status.RUNNING for r in self.running for s in r.live)

@@ -18,6 +18,7 @@ from collections.abc import Sequence as Listing
 from octavo.core.beam_committer import start_search
 from octavo.core.block import BlockId, SeqId
 from octavo.core.block_pool import BlockPool
+from octavo.core.block_table import BlockTables
 from octavo.core.committer import Committer
 from octavo.core.displacement import Displacement
 from octavo.core.kv_cache_manager import KVCacheManager
@@ -233,11 +234,7 @@ class Scheduler:
             num_shared_blocks=pool.num_shared,
             num_tokens_saved=num_tokens_saved(pool, self.config.block_size, len(self.config.group_windows)),
             num_wasted_slots=num_wasted_slots(
-                (
-                    (s.tables, s.num_computed_tokens + s.num_inflight_tokens)
-                    for s in roster.lanes()
-                    if s.tables is not None
-                ),
+                ((s.tables, s.num_planned_tokens) for s in roster.lanes() if s.tables is not None),
                 self.config.block_size,
             ),
             num_steps=self._num_steps,
@@ -309,9 +306,11 @@ class Scheduler:
         """Enough blocks, and those with a key are what the sequence's own tokens name."""
         tables, size = sequence.tables, self.config.block_size
         assert tables is not None
-        reached = sequence.num_computed_tokens + sequence.num_inflight_tokens
+        reached = sequence.num_planned_tokens
         assert tables.num_blocks * size >= reached, f"{sequence!r} lacks blocks"
         assert tables.num_slots <= tables.num_blocks * size
+        if reached < sequence.quiet_until:
+            self._check_quiet(sequence, tables)
         for table in tables.blocks:
             for index, block in enumerate(table):
                 if block is not None and block.key is not None:
@@ -319,6 +318,16 @@ class Scheduler:
                     assert block.tokens == sequence.keys.tokens[index]
                 if block is not None and block.ref_count > 1 and index * size < tables.num_slots:
                     assert (index + 1) * size <= reached, f"{sequence!r} could write into the shared {block!r}"
+
+    def _check_quiet(self, sequence: Sequence, tables: BlockTables) -> None:
+        """Nothing needs to be asked before the sequence's next token, and nothing done after it but to append it."""
+        until, reached = sequence.quiet_until, sequence.num_planned_tokens
+        end = min(tables.num_slots, tables.publish_at, sequence.max_num_tokens - 1)
+        assert until <= end, f"{sequence!r} is quiet until {until}, which is beyond {end}"
+        assert tables.has_row
+        assert sequence.num_known_tokens == reached + 1
+        assert (sequence.num_draws, sequence.prompt_logprobs, sequence.is_beam) == (1, None, False)
+        assert sequence.first_write <= reached
 
     # -- inside ------------------------------------------------------------------------------------------------------
 

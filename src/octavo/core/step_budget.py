@@ -92,8 +92,8 @@ class StepBudget:
 
 
 def _first(sequence: Sequence) -> int:
-    return sequence.num_computed_tokens + sequence.num_inflight_tokens
+    return sequence.num_planned_tokens
 
 
 def _num_left(sequence: Sequence) -> int:
-    return len(sequence.token_ids) + sequence.num_pending_tokens - _first(sequence)
+    return sequence.num_known_tokens - sequence.num_planned_tokens
