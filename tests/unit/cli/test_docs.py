@@ -120,7 +120,8 @@ def test_every_metric_a_page_names_exists() -> None:
 
 
 def test_every_file_a_page_names_exists() -> None:
-    places = (ROOT, ROOT / "src" / "octavo", ROOT / "docs", ROOT / "native", ROOT / "native" / "kernels")
+    package = ROOT / "src" / "octavo"
+    places = (ROOT, ROOT / "docs", package, package / "core")
     named = set()
     for page in PAGES:
         if page.name in HISTORY:
@@ -131,3 +132,13 @@ def test_every_file_a_page_names_exists() -> None:
     assert len(named) > 50
     lost = {(page, path) for page, path in named if not any((place / path).exists() for place in places)}
     assert lost == set()
+
+
+def test_the_architecture_lists_every_file_of_core() -> None:
+    [table] = re.findall(
+        r"## The files of `core`.*?\n\n(.*?)\n\n", (ROOT / "docs" / "architecture.md").read_text(), re.DOTALL
+    )
+    listed = re.findall(r"`(\w+\.py)`", table)
+    assert sorted(listed) == sorted(
+        path.name for path in (ROOT / "src" / "octavo" / "core").glob("*.py") if path.name != "__init__.py"
+    )
