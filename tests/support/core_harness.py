@@ -364,9 +364,9 @@ class Harness:
                 continue
             computed = sequence.num_computed_tokens
             salt = self.salts[sequence.request.request_id]
-            own = self.store.histories.walk(salt, sequence.token_ids[:computed])
             ids = sequence.tables.block_ids()
             for group in range(len(ids)):
+                own = self.store.histories.walk(salt, group, sequence.token_ids[:computed])
                 begin = sequence.tables.num_dropped[group] * self.config.block_size
                 assert self.store.gather(ids, group, begin, computed) == own[begin:], repr(sequence)
 

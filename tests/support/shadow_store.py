@@ -20,20 +20,20 @@ Logprobs = Callable[[tuple[int, ...]], Sequence[float]]  # history -> of every t
 
 
 class Histories:
-    """Numbers for token histories. Salts have roots of their own: equal tokens under other salts are not equal."""
+    """Numbers for token histories. Salts and KV groups have roots of their own: equal tokens in others are not equal."""
 
     def __init__(self) -> None:
         self._numbers: dict[tuple[object, int], int] = {}
 
-    def root(self, salt: str) -> int:
-        return self._number(salt, -1)
+    def root(self, salt: str, group: int) -> int:
+        return self._number(salt, -1 - group)
 
     def extend(self, history: int, token_id: int) -> int:
         return self._number(history, token_id)
 
-    def walk(self, salt: str, token_ids: Iterable[int]) -> list[int]:
+    def walk(self, salt: str, group: int, token_ids: Iterable[int]) -> list[int]:
         """The history at every position of the tokens."""
-        histories, history = [], self.root(salt)
+        histories, history = [], self.root(salt, group)
         for token_id in token_ids:
             history = self.extend(history, token_id)
             histories.append(history)
@@ -152,8 +152,8 @@ class ShadowStore:
 
     def _write(self, seq_id: SeqId, first: int, count: int, first_write: int) -> None:
         row, size = self.rows[seq_id], self.block_size
-        root = self.histories.root(self.salt_of[seq_id])
-        for table in row.tables:
+        for group, table in enumerate(row.tables):
+            root = self.histories.root(self.salt_of[seq_id], group)
             for position in range(max(first, first_write), first + count):
                 before = root
                 if position:
@@ -166,10 +166,10 @@ class ShadowStore:
     def _check_visible(self, seq_id: SeqId, end: int) -> None:
         """What the last token run can see is exactly the sequence's own history."""
         row = self.rows[seq_id]
-        own = self.histories.walk(self.salt_of[seq_id], row.token_ids[:end])
         tables = tuple(tuple(table) for table in row.tables)
         for group, window in enumerate(self.windows):
             begin = 0 if window is None else max(end - window, 0)
+            own = self.histories.walk(self.salt_of[seq_id], group, row.token_ids[:end])
             assert self.gather(tables, group, begin, end) == own[begin:], f"sequence {seq_id} reads a foreign history"
 
     def _block(self, block_id: BlockId) -> list[int | None]:

@@ -82,7 +82,7 @@ class FakeExecutor:
             weight_bytes=0,
             kv_dtype="tokens",
             kv_bytes_per_block=self.block_size * SLOT_BYTES,
-            layout="fake-1",
+            layout="fake-2",
         )
 
     def execute(self, plan: SchedulerOutput) -> StepOutput:
@@ -170,10 +170,13 @@ class FakeExecutor:
         return slots
 
     def _write(self, row: _Row, first: int, end: int, first_write: int) -> None:
-        """Each position's checksum extends the one read at the position before it, as KV depends on the KV it sees."""
-        for table in row.tables:
+        """Each position's checksum extends the one read at the position before it, as KV depends on the KV it sees.
+
+        The first one extends the group's number: equal tokens have other KV in another group.
+        """
+        for group, table in enumerate(row.tables):
             for position in range(max(first, first_write), end):
-                before = self._checksum_at(table, position - 1) if position else 0
+                before = self._checksum_at(table, position - 1) if position else group
                 token_id = row.token_ids[position]
                 slots = self._slots(table[position // self.block_size])
                 offset = position % self.block_size
@@ -189,14 +192,14 @@ class FakeExecutor:
         A group that tells otherwise, or a slot whose writer saw another history, adds what no true history holds.
         """
         history: list[int] = row.token_ids[:end]
-        for table, window in zip(row.tables, self.group_windows, strict=True):
+        for group, (table, window) in enumerate(zip(row.tables, self.group_windows, strict=True)):
             begin = 0 if window is None else max(end - window, 0)
             first_block = begin // self.block_size
             seen: list[int] = []
             for block_id in table[first_block : -(-end // self.block_size)]:
                 seen.extend(self._slots(block_id).tokens if block_id >= 0 else [_UNWRITTEN] * self.block_size)
             seen = seen[begin - first_block * self.block_size : end - first_block * self.block_size]
-            checksum = crc32(array("q", history).tobytes())
+            checksum = crc32(array("q", history).tobytes(), group)
             if window is None:
                 if seen != history:
                     history = seen
