@@ -28,6 +28,9 @@ class TokenLogprobs:
     top: tuple[tuple[int, float], ...] = ()  # (token id, logprob), best first, ties by lower id
 
 
+IN_MEMORY = ("memory", "origin")  # sources of hits that are no tier: cached blocks, and those of a live request
+
+
 @dataclass(frozen=True, slots=True)
 class CacheReport:
     """Why a prompt hit the prefix cache as far as it did, and no further."""
@@ -38,6 +41,11 @@ class CacheReport:
     num_hit_tokens_by_source: dict[str, int] = field(default_factory=dict)  # "memory", "origin" or a tier's name
     differs_at: int | None = None  # position of the first token in which the nearest earlier prompt differs
     evicted_seconds_ago: float | None = None
+
+    @property
+    def num_loaded_tokens(self) -> int:
+        """Brought back by a tier."""
+        return sum(count for source, count in self.num_hit_tokens_by_source.items() if source not in IN_MEMORY)
 
     def to_text(self) -> str:
         """One line for people."""

@@ -39,6 +39,7 @@ class PrefixLookup:
         self.prefix_queries_tokens = 0
         self.prefix_hits_tokens = 0
         self.prefix_hits_by_source: Counter[str] = Counter()
+        self.tier_queries_tokens = 0
 
     # -- questions ---------------------------------------------------------------------------------------------------
 
@@ -152,12 +153,14 @@ class PrefixLookup:
         if self._swapper is not None and hit.absent:
             num_loaded = len({absent.index for absent in hit.absent}) * self._block_size
             sources[self._swapper.source] = min(num_loaded, request.num_cached_tokens)
-        if rest := request.num_cached_tokens - sum(sources.values()):
+        rest = request.num_cached_tokens - sum(sources.values())
+        if rest:
             sources["memory" if hit.origin is None else "origin"] = rest
         if self._is_caching:
             self.prefix_queries_tokens += num_tokens
             self.prefix_hits_tokens += request.num_cached_tokens
             self.prefix_hits_by_source.update(sources)
+            self.tier_queries_tokens += num_tokens - rest if self._swapper is not None else 0
         reason: CacheReason = "caching off" if not self._is_caching else "prompt logprobs"
         differs_at = seconds = None
         if self._is_caching and sequence.prompt_logprobs is None:

@@ -38,6 +38,7 @@ from octavo.core.step_budget import StepBudget
 from octavo.core.step_costs import StepCosts, StepLoad
 from octavo.core.swapper import Swapper
 from octavo.errors import BadRequest, InternalError, QueueFull
+from octavo.outputs import IN_MEMORY
 
 MAX_PLANS_IN_FLIGHT = 2
 
@@ -249,10 +250,9 @@ class Scheduler:
             num_given_back=pool.num_given_back,
             prefix_queries_tokens=self._lookup.prefix_queries_tokens,
             prefix_hits_tokens=self._lookup.prefix_hits_tokens,
+            tier_queries_tokens=self._lookup.tier_queries_tokens,
             prefix_hits_by_tier={
-                source: count
-                for source, count in self._lookup.prefix_hits_by_source.items()
-                if source not in ("memory", "origin")
+                source: count for source, count in self._lookup.prefix_hits_by_source.items() if source not in IN_MEMORY
             },
             num_swaps=0 if self.swapper is None else self.swapper.num_swaps,
             num_recomputes=0 if self.swapper is None else self.swapper.num_recomputes,

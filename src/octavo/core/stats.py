@@ -32,6 +32,9 @@ class SchedulerStats:
     num_given_back: int  # blocks whose memory went back to the system
     prefix_queries_tokens: int  # prompt tokens looked up in the prefix cache
     prefix_hits_tokens: int  # of them found
-    prefix_hits_by_tier: dict[str, int] = field(default_factory=dict)  # of these, brought back by a tier, by its name
+    tier_queries_tokens: int  # prompt tokens that were not in memory, where there is a tier to look in
+    prefix_hits_by_tier: dict[str, int] = field(
+        default_factory=dict
+    )  # of prefix_hits_tokens, brought back by a tier, by its name
     num_swaps: int = 0  # times that loading a prefix from a tier was chosen
     num_recomputes: int = 0  # times that computing it was

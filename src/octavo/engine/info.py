@@ -108,11 +108,12 @@ class EngineStats:
     # counters
     num_prompt_tokens: int = 0
     num_prompt_tokens_cached: int = 0
+    num_prompt_tokens_loaded: int = 0  # of these, brought back by a tier
     num_generation_tokens: int = 0
     num_prefix_cache_queries: int = 0  # tokens looked up
     num_prefix_cache_hits: int = 0  # tokens found
-    num_tier_queries: int = 0  # tokens looked up in tiers, because memory did not have them
     num_prefix_hits_by_tier: dict[str, int] = field(default_factory=dict)  # of them, brought back by a tier, by name
+    num_tier_queries: int = 0  # tokens looked up in tiers, because memory did not have them
     num_swaps: int = 0  # times a prefix in a tier was loaded
     num_recomputes: int = 0  # times it was computed again, because that was cheaper
     num_preemptions: int = 0

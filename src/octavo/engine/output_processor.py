@@ -30,6 +30,7 @@ class OutputCounters:
     def __init__(self) -> None:
         self.num_prompt_tokens = 0
         self.num_prompt_tokens_cached = 0
+        self.num_prompt_tokens_loaded = 0  # of these, brought back by a tier
         self.num_generation_tokens = 0
         self.num_corrupted_requests = 0
         self.request_success: dict[str, int] = {"stop": 0, "length": 0, "abort": 0, "error": 0}
@@ -191,6 +192,8 @@ class OutputProcessor:
             state.first_token_time = now
             counters.num_prompt_tokens += len(state.request.prompt_token_ids)
             counters.num_prompt_tokens_cached += state.num_cached_tokens
+            report = state.request.cache_report
+            counters.num_prompt_tokens_loaded += 0 if report is None else report.num_loaded_tokens
         if sample.last_token_time is not None:
             counters.inter_token_latency_seconds.add((now - sample.last_token_time) / num_new, num_new)
         sample.last_token_time = now

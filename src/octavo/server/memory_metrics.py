@@ -79,8 +79,8 @@ def memory_metrics(info: EngineInfo, stats: EngineStats) -> Iterator[Metric]:
     sources = {"memory": stats.num_prefix_cache_hits - from_tiers, **by_tier}
     prompts = {
         "local_compute": stats.num_prompt_tokens - stats.num_prompt_tokens_cached,
-        "local_cache_hit": stats.num_prompt_tokens_cached - from_tiers,
-        "external_kv_transfer": from_tiers,
+        "local_cache_hit": stats.num_prompt_tokens_cached - stats.num_prompt_tokens_loaded,
+        "external_kv_transfer": stats.num_prompt_tokens_loaded,
     }
     yield _BLOCKS.metric(info, {(state,): count for state, count in states.items()})
     yield _HITS.metric(info, {(source,): count for source, count in sources.items()})

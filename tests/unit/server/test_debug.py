@@ -85,6 +85,30 @@ def test_a_record_shows_the_seed_that_was_drawn_and_with_it_the_answer_comes_aga
     run(go())
 
 
+@pytest.mark.parametrize(("policy", "forced"), [("auto", False), ("swap", True), ("recompute", True)])
+def test_a_record_shows_both_estimates_of_swapping_and_what_was_chosen(policy: str, forced: bool) -> None:
+    async def go() -> None:
+        tier: dict[str, Any] = {"kv_tiers": ("ram:1MiB",), "kv_tier_policy": policy, "num_gpu_blocks_override": 32}
+        async with site(EXPLAINED, **tier) as here:
+            await ask(here)
+            for letter in "wxyz":
+                await ask(here, prompt=letter * 60)  # takes its blocks, which go to the tier
+            answer = (await ask(here)).json()
+            record = (await here.client.get(f"/debug/requests/{answer['id']}", headers=bearer("key-one"))).json()
+            [request] = RequestRecord.model_validate(record).requests
+            [decision] = request.swap_decisions
+            assert decision.tokens == len(PROMPT) // 4 * 4
+            assert decision.load_seconds > 0
+            assert decision.recompute_seconds is not None, "enough steps ran to know what a prompt costs"
+            assert decision.recompute_seconds >= 0
+            chosen = "swap" if decision.load_seconds <= decision.recompute_seconds else "recompute"
+            assert (decision.chosen, decision.forced) == (policy if forced else chosen, forced)
+            by_source = answer["octavo"]["cache"][0]["hit_tokens_by_source"]
+            assert by_source == ({"ram": decision.tokens} if decision.chosen == "swap" else {})
+
+    run(go())
+
+
 def test_a_forks_record_says_what_it_was_forked_from() -> None:
     async def go() -> None:
         async with site() as here:

@@ -6,7 +6,9 @@ import asyncio
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from octavo.config import EngineConfig
 from octavo.core.protocols import TierStats
+from octavo.engine.build import build_engine
 from octavo.engine.info import EngineStats
 from octavo.server.metrics import ServerMetrics
 from support.engines import ask, make_engine
@@ -75,6 +77,7 @@ def test_hits_by_source_add_up() -> None:
             time=0.0,
             num_prompt_tokens=1000,
             num_prompt_tokens_cached=400,
+            num_prompt_tokens_loaded=160,
             num_prefix_cache_hits=400,
             num_prefix_hits_by_tier={"ram": 64, "disk": 96},
         )
@@ -85,6 +88,33 @@ def test_hits_by_source_add_up() -> None:
     assert by_source == {"memory": 240, "ram": 64, "disk": 96}
     prompts = {words[1]: value for words, value in found.items() if words[0] == "vllm:prompt_tokens_by_source_total"}
     assert prompts == {"local_compute": 600, "local_cache_hit": 240, "external_kv_transfer": 160}
+
+
+def test_tokens_by_source_of_a_real_engine_with_a_tier_add_up_at_every_step() -> None:
+    config = EngineConfig(
+        model="fake", block_size=4, max_model_len=64, max_num_batched_tokens=2, num_gpu_blocks_override=16,
+        kv_tiers=("ram:1MiB",), kv_tier_policy="swap",
+    )  # fmt: skip
+    engine = build_engine(config, strict=True)
+    prompts = ["the first prompt, 26 tokens", "another that takes the room", "and a third, as long as them"]
+    for number, prompt in enumerate([*prompts, prompts[0], prompts[1]]):
+        engine.add_request(ask(f"r{number}", prompt, max_tokens=8))
+        if number == 4:  # it found its tokens, and ends before its first one
+            hits = engine.stats().num_prefix_cache_hits
+            while engine.stats().num_prefix_cache_hits == hits:
+                engine.step()
+            engine.abort(f"r{number}")
+        while engine.has_unfinished:
+            engine.step()
+            found = samples(engine.stats())
+            by_source = [value for words, value in found.items() if words[0] == "vllm:prompt_tokens_by_source_total"]
+            assert min(by_source) >= 0
+            assert sum(by_source) == found["vllm:prompt_tokens_total",]
+    loaded, asked = (found[f"vllm:external_prefix_cache_{what}_total",] for what in ("hits", "queries"))
+    assert loaded == found["octavo:prefix_cache_hit_tokens_total", "ram"] > 24
+    assert asked == found["vllm:prefix_cache_queries_total",] - found["octavo:prefix_cache_hit_tokens_total", "memory"]
+    assert found["vllm:prompt_tokens_by_source_total", "external_kv_transfer"] < loaded, "one was aborted"
+    engine.close()
 
 
 def test_why_cached_blocks_went() -> None:
