@@ -157,7 +157,7 @@ def _lines(notation: Notation, prompts: list[tuple[int, ...]], executor: str, st
 
 
 def _document(notation: Notation, prompts: list[tuple[int, ...]], steps: list[Step]) -> dict[str, object]:
-    from octavo.cli.paging_text import step_document
+    from octavo.cli.paging_document import step_document
 
     return {
         "block_size": notation.block_size,

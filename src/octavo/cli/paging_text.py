@@ -1,4 +1,4 @@
-"""`octavo blocks` on paper: a story's steps as lines of fixed width, or as JSON values.
+"""`octavo blocks` on paper: a story's steps as lines of fixed width.
 
 Lines hold ANSI colours through click.style; click.echo takes them off where the output is no terminal, so the plain
 text is the same everywhere. Physical ids shown are the scheduler's plus `first_block`. Refuses to compute: what is
@@ -91,100 +91,6 @@ def fitted(notation: Notation, steps: Sequence[Step]) -> Notation:
     tokens = {token for step in steps for view in step.sequences for token in view.token_ids[: view.num_computed]}
     widest = max((text_width(notation.token(token)) for token in tokens), default=0)
     return replace(notation, cell=max(4, min(MAX_CELL, widest)))
-
-
-def step_document(notation: Notation, step: Step) -> dict[str, object]:
-    """The step as JSON values; blocks by their shown ids, tokens as shown."""
-    size, shift = notation.block_size, notation.first_block
-    return {
-        "step": step.number,
-        "branching": None
-        if step.branching is None
-        else {
-            "sequences": list(step.branching.indices),
-            "kept_tokens": step.branching.num_tokens,
-            "origin_is_live": step.branching.is_live,
-        },
-        "runs": [
-            {
-                "sequence": run.index,
-                "first_position": run.first,
-                "num_tokens": run.count,
-                "drawn": [notation.token(token) for token in run.drawn],
-            }
-            for run in step.runs
-        ],
-        "taken": [{"sequence": index, "blocks": [block + shift for block in new]} for index, new in step.taken.items()],
-        "copies": [
-            {"sequence": c.index, "logical": c.logical, "source": c.source + shift, "target": c.target + shift}
-            for c in step.copies
-        ],
-        "waiting": [{"sequence": each.index, "for_block": each.for_block} for each in step.waiting],
-        "found": [
-            {"sequence": each.index, "num_tokens": each.num_tokens, "blocks": [block + shift for block in each.blocks]}
-            for each in step.found
-        ],
-        "folds": [
-            {
-                "sequence": fold.index,
-                "logical": fold.logical,
-                "given_back": fold.given_back + shift,
-                "kept": fold.kept + shift,
-            }
-            for fold in step.folds
-        ],
-        **_search_document(notation, step),
-        "sequences": [
-            {
-                "sequence": view.index,
-                "tokens": [notation.token(token) for token in view.token_ids],
-                "num_computed_tokens": view.num_computed,
-                "block_table": [block + shift for block in view.table],
-                "slots": [
-                    [
-                        notation.token(view.token_ids[position]) if position < view.num_computed else None
-                        for position in range(logical * size, (logical + 1) * size)
-                    ]
-                    for logical in range(len(view.table))
-                ],
-                "is_parked": view.is_parked,
-                "is_preempted": view.is_preempted,
-                "finish_reason": view.finish_reason,
-            }
-            for view in step.sequences
-        ],
-        "freed": [block + shift for block in step.freed],
-        "free": [block + shift for block in step.pool.free],
-        "free_at_end": [block + shift for block in step.pool_at_end.free],
-        "cached_at_end": sorted(block + shift for block in step.pool_at_end.cached),
-        "ref_counts": {str(block + shift): count for block, count in sorted(step.pool.owners.items())},
-    }
-
-
-def _search_document(notation: Notation, step: Step) -> dict[str, object]:
-    return {
-        "beams": [
-            {
-                "sequence": beam.index,
-                "parent": beam.parent,
-                "token": notation.token(beam.token_id),
-                "cumulative_logprob": beam.total,
-            }
-            for beam in step.beams
-        ],
-        "ended_beams": [
-            {"sequence": ended.index, "freed": [block + notation.first_block for block in ended.freed]}
-            for ended in step.ended_beams
-        ],
-        "answers": [
-            {
-                "tokens": [notation.token(token) for token in answer.token_ids],
-                "score": answer.score,
-                "cumulative_logprob": answer.total,
-            }
-            for answer in step.answers
-        ],
-    }
 
 
 def _headline(notation: Notation, step: Step) -> list[str]:
