@@ -110,10 +110,11 @@ def _headline(notation: Notation, step: Step) -> list[str]:
 
 
 def _branching(notation: Notation, branching: Branching) -> str:
-    names = _listed([notation.sequence(index) for index in branching.indices])
+    names = [notation.sequence(index) for index in branching.indices]
+    who = _listed(names) if len(names) <= MAX_ROWS else f"{names[0]} to {names[-1]}"
     verb = "branches" if len(branching.indices) == 1 else "branch"
     where = f"after {branching.num_tokens} token{'s' if branching.num_tokens != 1 else ''} of its answer"
-    return f"{names} {verb} off A {where}" + ("" if branching.is_live else ", which has ended")
+    return f"{who} {verb} off {notation.sequence(0)} {where}" + ("" if branching.is_live else ", which has ended")
 
 
 def _ran(notation: Notation, step: Step, run: Run, found: Found | None) -> str:

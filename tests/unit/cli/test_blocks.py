@@ -204,6 +204,12 @@ def test_branches_share_all_before_them_and_copy_the_block_they_leave_in() -> No
     assert [step["branching"] for step in steps].count(None) == len(steps) - 1
 
 
+def test_many_branches_are_named_from_the_first_to_the_last() -> None:
+    assert (
+        "S2 to S31 branch off S1 after 1 token of its answer" in run(*SIX, "--fork-at", "1", "--branches", "30").stdout
+    )
+
+
 def test_a_branch_at_the_prompts_end_runs_nothing_again_but_the_last_token_and_writes_no_slot() -> None:
     step = document(*SIX, "--fork-at", "0")["steps"][1]
     assert step["runs"][1:] == [

@@ -130,6 +130,7 @@ def test_the_best_child_stays_and_the_others_take_the_places_of_beams_that_ended
     search.advance([[(5, -0.1), (6, -0.5), (7, -5.0)]])
     weak, strong = [(1, -9.0), (2, -9.1), (3, -9.2)], [(1, -0.1), (2, -0.2), (3, -0.3)]
     assert search.advance([weak, strong, weak]) == [Move(1, 2), Move(1, 1), Move(1, 3)]
+    assert search.totals == pytest.approx((-0.7, -0.6, -0.8))
 
 
 def test_an_end_token_beyond_the_first_width_candidates_is_no_answer() -> None:
