@@ -187,12 +187,13 @@ def test_the_prompt_in_chunks(smollm2_path: Path, alone: dict[int, Seen], chunk:
     assert_same(seen, alone)
 
 
-@pytest.mark.parametrize("chunk", [37, 512])
-def test_among_31_others(smollm2_path: Path, alone: dict[int, Seen], chunk: int) -> None:
-    seen = run(smollm2_path, others=31, max_num_batched_tokens=chunk)
-    assert seen[0].max_rows >= 16
-    if chunk == 37:
-        assert len(seen[0].chunks) > 1
+@pytest.mark.parametrize(("chunk", "caching"), [(37, True), (512, True), (512, False)])
+def test_among_31_others(smollm2_path: Path, alone: dict[int, Seen], chunk: int, caching: bool) -> None:
+    """With caching most of its prompt is another's; without, it is computed in the crowd."""
+    seen = run(smollm2_path, others=31, max_num_batched_tokens=chunk, enable_prefix_caching=caching)
+    assert seen[0].max_rows >= (16 if chunk == 37 else 32)
+    assert (len(seen[0].chunks) > 1) is (chunk == 37 or not caching)
+    assert (sum(seen[0].chunks) == sum(alone[0].chunks)) is not caching
     assert_same(seen, alone)
 
 
