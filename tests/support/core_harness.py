@@ -122,7 +122,9 @@ class Harness:
         self.crowd = 12  # requests at once, beyond which none is added
         self.num_steps = 0
         self.num_forgotten = 0  # keys, by resets
+        self.num_aborted_in_flight = 0
         self.num_added = 0
+        self.plans: Counter[str] = Counter()  # of each kind
         self.beams: Counter[str] = Counter()  # what happened to beams
         self._known_beams: set[SeqId] = set()
         self._key_histories: dict[tuple[int, bytes], int] = {}
@@ -197,6 +199,9 @@ class Harness:
         self.beams["aborts"] += any(
             s.is_beam and s.request.request_id == request_id and s.index for s in self.scheduler.sequences()
         )
+        self.num_aborted_in_flight += any(
+            s.num_inflight_tokens > 0 and s.request.request_id == request_id for s in self.scheduler.sequences()
+        )
         assert self.scheduler.abort(request_id) is (request_id in self.tracked)
         self.tracked.pop(request_id, None)
         assert self.scheduler.abort(request_id) is False
@@ -239,6 +244,8 @@ class Harness:
             assert self.in_flight or is_loading or not self.scheduler.has_unfinished
             return False
         self._check_plan(plan)
+        self.plans["ahead"] += bool(self.in_flight)
+        self.plans[f"of {len(self.config.group_windows)} groups"] += 1
         self.in_flight.append((plan, None))
         if self.rng.random() < 0.5:
             self._execute_up_to(len(self.in_flight))
@@ -319,8 +326,10 @@ class Harness:
             hits=stats.prefix_hits_tokens // self.config.block_size,
             folded=stats.num_folded,
             aborts=stats.num_aborted,
+            **{"aborts in flight": self.num_aborted_in_flight},
             forgotten=self.num_forgotten,
             **self.num_branches,
+            **{f"plans {what}": count for what, count in self.plans.items()},
             **{f"beam {what}": count for what, count in self.beams.items()},
         ) + (seen_policies(self.policies, stats.num_displaced) + (Counter() if self.tier is None else self.tier.seen()))
 
