@@ -106,6 +106,12 @@ def check_story(values: dict[str, Any], ctx: click.Context) -> None:
     type=click.IntRange(1, 10_000),
     help="Tokens of the answer. Default: what fills the prompt's last block, and one in the next.",
 )
+@click.option(
+    "--window",
+    type=click.IntRange(1, 10_000),
+    metavar="TOKENS",
+    help="With --tokens: a second block table, for layers that see so many tokens. What falls out goes back.",
+)
 @click.option("--model", metavar="MODEL", help="Which model tokenises and continues TEXT. Default: smollm2.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document instead.")
 @click.pass_context
@@ -135,6 +141,8 @@ def blocks_command(ctx: click.Context, /, text: str | None, tokens: str | None, 
         stage = fake_stage(split_tokens(tokens), second, wanted)
     else:
         assert text is not None
+        if wanted.window is not None:
+            raise click.UsageError("--window needs --tokens; a model says itself what its layers see", ctx)
         stage = model_stage(text, beside, model, wanted)
     with stage:
         steps = list(stage.steps())

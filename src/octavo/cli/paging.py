@@ -10,7 +10,7 @@ Who calls it: cli/blocks.py, with the fake executor or with those of a real engi
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from octavo.cli.paging_steps import (
@@ -27,10 +27,11 @@ from octavo.cli.paging_steps import (
     Step,
     Waiting,
 )
-from octavo.core.block import BlockId, SeqId
+from octavo.core.block import NULL_BLOCK, BlockId, SeqId
 from octavo.core.prefix_key import KeyChain
 from octavo.core.protocols import Executor
 from octavo.core.request import Request, SequenceUpdate, Status
+from octavo.core.request import Sequence as RealSequence
 from octavo.core.scheduler import Scheduler
 from octavo.core.scheduler_output import SchedulerOutput
 from octavo.outputs import FinishReason
@@ -51,11 +52,16 @@ class _Sequence:
     request_id: str
     token_ids: list[int]
     num_computed: int = 0
-    table: list[BlockId] = field(default_factory=list)
+    tables: list[list[BlockId]] = field(default_factory=list)  # [group][logical block]
     finish_reason: FinishReason | None = None
     is_parked: bool = False
     is_preempted: bool = False
     is_gone: bool = False  # a beam without a successor, or one that ended in an earlier step
+
+    @property
+    def blocks(self) -> list[BlockId]:
+        """Those it holds, of all groups."""
+        return [block for table in self.tables for block in table if block != NULL_BLOCK]
 
     @property
     def is_away(self) -> bool:
@@ -70,7 +76,7 @@ class _Sequence:
             self.index,
             tuple(self.token_ids),
             self.num_computed,
-            tuple(self.table),
+            tuple(map(tuple, self.tables)),
             self.finish_reason,
             self.is_parked,
             self.is_preempted,
@@ -85,6 +91,7 @@ class PagingStory:
         self._executor = executor
         self._num_blocks = num_blocks
         self._block_size = block_size
+        self._num_groups = len(scheduler.config.group_windows)
         self._requests: dict[str, Request] = {}
         self._first: dict[str, int] = {}  # first lane of a request
         self._num_lanes = 0
@@ -134,17 +141,18 @@ class PagingStory:
         before = self._owners()
         plan = self._scheduler.plan(float(number))
         assert plan is not None, "something is unfinished, but nothing runs"
-        found, taken, copies = self._apply(plan)
+        found, taken, left, copies = self._apply(plan)
         held = before | self._owners()
         result = self._executor.execute(plan)
         updates = self._scheduler.commit(plan, result, float(number))
         runs, beams, ended, answers = self._commit(plan, updates)
+        self._give_up({sequence.seq_id: sequence for sequence in self._scheduler.sequences()})
         folds = self._fold(plan.seq_ids)
         shown = [sequence for sequence in self._sequences.values() if not sequence.is_gone]
         at_end = self._pool(self._owners())
         freed = tuple(sorted(block for block in held if block not in at_end.owners))
         still = self._owners() + Counter(
-            block for each in shown if each.finish_reason is not None for block in each.table
+            block for each in shown if each.finish_reason is not None for block in each.blocks
         )
         step = Step(
             number,
@@ -153,6 +161,7 @@ class PagingStory:
             self._waiting(),
             found,
             taken,
+            left,
             copies,
             folds,
             beams,
@@ -177,45 +186,50 @@ class PagingStory:
 
     def _apply(
         self, plan: SchedulerOutput
-    ) -> tuple[tuple[Found, ...], dict[int, tuple[BlockId, ...]], tuple[Copy, ...]]:
+    ) -> tuple[tuple[Found, ...], dict[int, tuple[BlockId, ...]], dict[int, tuple[BlockId, ...]], tuple[Copy, ...]]:
         """What the plan tells an executor before it runs, in the plan's order: rows, tables, copies."""
         live = {sequence.seq_id: sequence for sequence in self._scheduler.sequences()}
-        targets = {target: source for source, target in plan.copies}
-        for seq_id in plan.removed:
-            gone = self._sequences[seq_id]
-            if gone.is_live:
-                gone.table = []
-                gone.is_parked = live[seq_id].status is Status.PARKED
-                gone.is_preempted = not gone.is_parked
-        before = set(self._owners())
+        sources = {target: source for source, target in plan.copies}
+        self._give_up(live)
         found: list[Found] = []
+        taken: dict[int, tuple[BlockId, ...]] = {}
+        left: dict[int, tuple[BlockId, ...]] = {}
         for row in plan.added:
-            known = self._sequences.get(row.seq_id)
-            table = list(row.block_tables[0])
+            known, tables = self._sequences.get(row.seq_id), [list(table) for table in row.block_tables]
             if known is None or known.is_away:
-                request_id = live[row.seq_id].request.request_id
-                index = self._first[request_id] + live[row.seq_id].index
-                num_found = live[row.seq_id].first_write
-                known = _Sequence(index, request_id, list(row.token_ids))
-                if num_found:
-                    blocks = table[: -(-num_found // self._block_size)]
-                    found.append(Found(index, num_found, tuple(targets.get(block, block) for block in blocks)))
-            known.token_ids, known.table = list(row.token_ids), table
+                real = live[row.seq_id]
+                known = _Sequence(self._first[real.request.request_id] + real.index, real.request.request_id, [])
+                num_before = -(-real.first_write // self._block_size)
+                if real.first_write:
+                    blocks = [block for table in tables for block in table[:num_before] if block != NULL_BLOCK]
+                    found.append(Found(known.index, real.first_write, tuple(sources.get(b, b) for b in blocks)))
+            else:
+                num_before = len(known.tables[0])
+            _note(taken, known.index, [block for table in tables for block in table[num_before:]])
+            known.token_ids, known.tables = list(row.token_ids), tables
             self._sequences[row.seq_id] = known
         for update in plan.block_updates:
-            table = self._sequences[update.seq_id].table
-            table[update.first : update.first + len(update.block_ids)] = update.block_ids
-        before |= {block for each in found for block in each.blocks} | set(targets)
-        taken: dict[int, tuple[BlockId, ...]] = {}
-        for sequence in self._sequences.values():
-            new = tuple(block for block in sequence.table if block not in before) if sequence.is_live else ()
-            if new:
-                taken[sequence.index] = new
-        return tuple(found), taken, tuple(self._copy(source, target) for target, source in targets.items())
+            known = self._sequences[update.seq_id]
+            table, end = known.tables[update.group], update.first + len(update.block_ids)
+            if NULL_BLOCK in update.block_ids:
+                _note(left, known.index, table[update.first : end])
+            _note(taken, known.index, update.block_ids[max(len(table) - update.first, 0) :])
+            table[update.first : end] = update.block_ids
+        return tuple(found), taken, left, tuple(self._copy(source, target) for target, source in sources.items())
+
+    def _give_up(self, live: Mapping[SeqId, RealSequence]) -> None:
+        """Who lost its blocks. The executor is told only where it had a row already."""
+        for seq_id, known in self._sequences.items():
+            real = live.get(seq_id)
+            if known.is_live and real is not None and real.tables is None:
+                known.tables = [[] for _ in known.tables]
+                known.is_parked = real.status is Status.PARKED
+                known.is_preempted = not known.is_parked
 
     def _copy(self, source: BlockId, target: BlockId) -> Copy:
-        owner = next(each for each in self._sequences.values() if each.is_live and target in each.table)
-        return Copy(owner.index, owner.table.index(target), source, target)
+        owner = next(each for each in self._sequences.values() if each.is_live and target in each.blocks)
+        group = next(group for group, table in enumerate(owner.tables) if target in table)
+        return Copy(owner.index, group, owner.tables[group].index(target), source, target)
 
     def _commit(
         self, plan: SchedulerOutput, updates: list[SequenceUpdate]
@@ -259,7 +273,7 @@ class PagingStory:
             if update.seq_id not in self._sequences:
                 parent, tokens = parents[update.request_id]
                 self._sequences[update.seq_id] = _Sequence(
-                    index, update.request_id, tokens.copy(), parent.num_computed, parent.table.copy()
+                    index, update.request_id, tokens.copy(), parent.num_computed, [*map(list, parent.tables)]
                 )
             sequence = self._sequences[update.seq_id]
             sequence.token_ids += update.new_token_ids
@@ -287,7 +301,7 @@ class PagingStory:
                 return (), [], ()  # a chunk inside the prompt, or not all beams have their results
             if new.seq_id not in self._sequences:
                 self._sequences[new.seq_id] = _Sequence(
-                    place, request.request_id, [], parent.num_computed, parent.table.copy()
+                    place, request.request_id, [], parent.num_computed, [*map(list, parent.tables)]
                 )
             moves.append(Beam(place, parent.index, new.token_ids[-1], total))
         for new in request.sequences:
@@ -305,17 +319,21 @@ class PagingStory:
             known = self._sequences.get(real.seq_id)
             if known is None or real.tables is None:
                 continue
-            table = list(real.tables.block_ids()[0])
+            tables = [list(table) for table in real.tables.block_ids()]
             if real.seq_id in ran:
-                pairs = enumerate(zip(known.table, table, strict=True))
-                folds += [Fold(known.index, place, old, new) for place, (old, new) in pairs if old != new]
-            known.table = table
+                folds += [
+                    Fold(known.index, group, place, old, new)
+                    for group, pair in enumerate(zip(known.tables, tables, strict=True))
+                    for place, (old, new) in enumerate(zip(*pair, strict=True))
+                    if old != new
+                ]
+            known.tables = tables
         return tuple(folds)
 
     # -- blocks --------------------------------------------------------------------------------------------------------
 
     def _owners(self) -> Counter[BlockId]:
-        return Counter(block for sequence in self._sequences.values() if sequence.is_live for block in sequence.table)
+        return Counter(block for sequence in self._sequences.values() if sequence.is_live for block in sequence.blocks)
 
     def _pool(self, owners: Counter[BlockId]) -> PoolView:
         free = tuple(BlockId(block) for block in range(self._num_blocks) if block not in owners)
@@ -324,7 +342,11 @@ class PagingStory:
         for sequence in self._sequences.values():
             keys = KeyChain(self._requests[sequence.request_id].namespace, self._block_size)
             keys.extend(sequence.token_ids[: sequence.num_computed])
-            blocks = (find(0, key, tokens) for key, tokens in zip(keys.keys, keys.tokens, strict=True))
+            blocks = (
+                find(group, key, tokens)
+                for group in range(self._num_groups)
+                for key, tokens in zip(keys.keys, keys.tokens, strict=True)
+            )
             found |= {block.block_id for block in blocks if block is not None and block.block_id not in owners}
         return PoolView(free, frozenset(found), dict(owners))
 
@@ -333,6 +355,11 @@ def _given_back(
     ended: Sequence[_Sequence], freed: Sequence[BlockId]
 ) -> Iterator[tuple[_Sequence, tuple[BlockId, ...]]]:
     """Each ended beam and what nobody holds without it; a block of several ended ones is the last one's."""
-    last = {block: beam.index for beam in ended for block in beam.table}
+    last = {block: beam.index for beam in ended for block in beam.blocks}
     for beam in ended:
-        yield beam, tuple(block for block in beam.table if block in freed and last[block] == beam.index)
+        yield beam, tuple(block for block in beam.blocks if block in freed and last[block] == beam.index)
+
+
+def _note(blocks: dict[int, tuple[BlockId, ...]], index: int, more: Sequence[BlockId]) -> None:
+    if more:
+        blocks[index] = (*blocks.get(index, ()), *more)

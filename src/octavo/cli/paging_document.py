@@ -1,12 +1,14 @@
 """`octavo blocks --json`: a story's steps as JSON values; blocks by their shown ids, tokens as shown.
 
-Refuses to compute: what is told stands in the `Step`. Keys are the same in every story; what did not happen is empty or null.
+Refuses to compute: what is told stands in the `Step`. Keys are the same in every story; what did not happen is empty or
+null.
 """
 
 from __future__ import annotations
 
 from octavo.cli.paging_steps import SequenceView, Step
 from octavo.cli.paging_text import Notation
+from octavo.core.block import NULL_BLOCK
 
 
 def step_document(notation: Notation, step: Step) -> dict[str, object]:
@@ -31,9 +33,16 @@ def step_document(notation: Notation, step: Step) -> dict[str, object]:
             for run in step.runs
         ],
         "taken": [{"sequence": index, "blocks": [block + shift for block in new]} for index, new in step.taken.items()],
+        "left": [{"sequence": index, "blocks": [block + shift for block in old]} for index, old in step.left.items()],
         "copies": [
-            {"sequence": c.index, "logical": c.logical, "source": c.source + shift, "target": c.target + shift}
-            for c in step.copies
+            {
+                "sequence": copy.index,
+                "group": copy.group,
+                "logical": copy.logical,
+                "source": copy.source + shift,
+                "target": copy.target + shift,
+            }
+            for copy in step.copies
         ],
         "waiting": [{"sequence": each.index, "for_block": each.for_block} for each in step.waiting],
         "found": [
@@ -43,6 +52,7 @@ def step_document(notation: Notation, step: Step) -> dict[str, object]:
         "folds": [
             {
                 "sequence": fold.index,
+                "group": fold.group,
                 "logical": fold.logical,
                 "given_back": fold.given_back + shift,
                 "kept": fold.kept + shift,
@@ -86,18 +96,22 @@ def _search_document(notation: Notation, step: Step) -> dict[str, object]:
 
 
 def _sequence_document(notation: Notation, view: SequenceView) -> dict[str, object]:
-    size, shift = notation.block_size, notation.first_block
+    size = notation.block_size
+    tables = [
+        [None if block == NULL_BLOCK else block + notation.first_block for block in table] for table in view.tables
+    ]
     return {
         "sequence": view.index,
         "tokens": [notation.token(token) for token in view.token_ids],
         "num_computed_tokens": view.num_computed,
-        "block_table": [block + shift for block in view.table],
+        "block_table": tables[0],
+        "block_tables": tables,
         "slots": [
             [
                 notation.token(view.token_ids[position]) if position < view.num_computed else None
                 for position in range(logical * size, (logical + 1) * size)
             ]
-            for logical in range(len(view.table))
+            for logical in range(view.num_blocks)
         ],
         "is_parked": view.is_parked,
         "is_preempted": view.is_preempted,

@@ -42,6 +42,11 @@ class Wanted:
     branches: int = 2
     after_end: bool = False  # they come when the answer is complete
     max_tokens: int | None = None
+    window: int | None = None  # of a second KV group
+
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        return (None,) if self.window is None else (None, self.window)
 
     @property
     def num_sequences(self) -> int:
@@ -63,8 +68,10 @@ class Wanted:
         """Of the pool asked for; else what all hold at once after prompts of these lengths, and SPARE_BLOCKS."""
         if self.pool:
             return self.pool[1] - self.pool[0] + 1
-        shared = [num_prompt // self.block_size for num_prompt in prompts]
         totals = [-(-(num_prompt + self.num_new_tokens(num_prompt)) // self.block_size) for num_prompt in prompts]
+        if self.window is not None:  # what lies in a window is not shared for long
+            return len(self.windows) * self.num_sequences * sum(totals) + SPARE_BLOCKS
+        shared = [num_prompt // self.block_size for num_prompt in prompts]
         own = sum(total - full for total, full in zip(totals, shared, strict=True))
         return sum(shared) + self.num_sequences * own + SPARE_BLOCKS
 
@@ -175,10 +182,13 @@ def fake_stage(words: Sequence[str], beside: Sequence[str] | None, wanted: Wante
         vocab_size=len(vocabulary),
         num_blocks=wanted.num_blocks(*map(len, prompts)),
         block_size=wanted.block_size,
+        group_windows=wanted.windows,
         next_token=next_token if wanted.beams is None else hashed_token,
         logprob_step=fake_logprob_step,
     )
-    return _stage(prompts, wanted, executor, "fake executor", lambda token: token_word(vocabulary[token].encode()))
+    return _stage(
+        prompts, wanted, executor, "fake executor", lambda token: token_word(vocabulary[token].encode()), wanted.windows
+    )
 
 
 def model_stage(text: str, beside: str | None, model: str | None, wanted: Wanted) -> Stage:
@@ -216,6 +226,7 @@ def model_stage(text: str, beside: str | None, model: str | None, wanted: Wanted
         engine.executor,
         f"{info.model}, {info.executor} executor",
         lambda token: token_word(tokenizer.token_bytes(token)),
+        engine.scheduler.config.group_windows,
         info.max_model_len,
     )
 
@@ -226,6 +237,7 @@ def _stage(
     executor: Executor,
     executor_name: str,
     token: Callable[[int], str],
+    windows: tuple[int | None, ...],
     max_model_len: int | None = None,
 ) -> Stage:
     """Core's scheduler over a pool of the wanted size, and the requests for it."""
@@ -239,6 +251,7 @@ def _stage(
             max_model_len=max_model_len or max(len(each) + wanted.num_new_tokens(len(each)) for each in prompts),
             max_num_seqs=num_sequences,
             max_num_batched_tokens=max(MAX_CHUNK_TOKENS, num_sequences),
+            group_windows=windows,
         )
     )
     story = PagingStory(scheduler, executor, num_blocks, wanted.block_size)
@@ -248,6 +261,7 @@ def _stage(
         num_blocks=num_blocks,
         first_block=wanted.first_block(),
         num_sequences=num_sequences,
+        windows=windows,
     )
     return Stage(story, Script(prompts, wanted), notation, executor, executor_name)
 

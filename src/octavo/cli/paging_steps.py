@@ -27,7 +27,8 @@ class Copy:
     """Copy-on-write: `index` was about to write into a block others hold, and got its own."""
 
     index: int
-    logical: int  # place in its block table
+    group: int
+    logical: int  # place in the block table of the group
     source: BlockId
     target: BlockId
 
@@ -37,6 +38,7 @@ class Fold:
     """A block came out equal to one that is cached: the table holds that one now."""
 
     index: int
+    group: int
     logical: int
     given_back: BlockId
     kept: BlockId
@@ -49,10 +51,18 @@ class SequenceView:
     index: int
     token_ids: tuple[int, ...]
     num_computed: int
-    table: tuple[BlockId, ...]
-    finish_reason: FinishReason | None  # set: `table` is what it held, given back by now
+    tables: tuple[tuple[BlockId, ...], ...]  # [KV group][logical block]; NULL_BLOCK where it fell out of the window
+    finish_reason: FinishReason | None  # set: `tables` are what it held, given back by now
     is_parked: bool  # gave its blocks back for lack of one, and waits for a sibling to end
     is_preempted: bool  # its whole request did, and waits for its turn
+
+    @property
+    def num_blocks(self) -> int:
+        """Logical ones."""
+        return len(self.tables[0])
+
+    def holds(self, block: BlockId) -> bool:
+        return any(block in table for table in self.tables)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +132,8 @@ class Step:
     runs: tuple[Run, ...]
     waiting: tuple[Waiting, ...]
     found: tuple[Found, ...]
-    taken: dict[int, tuple[BlockId, ...]]  # by lane: new blocks at the end of its table
+    taken: dict[int, tuple[BlockId, ...]]  # by lane: new blocks at the ends of its tables
+    left: dict[int, tuple[BlockId, ...]]  # by lane: blocks that fell out of a window
     copies: tuple[Copy, ...]
     folds: tuple[Fold, ...]
     beams: tuple[Beam, ...]  # by lane; none where no search went on

@@ -14,7 +14,7 @@ import click
 
 from octavo.cli.paging_steps import Beam, Branching, Found, PoolView, Run, SequenceView, Step
 from octavo.cli.width import clip, pad, pad_left, text_width, wrap
-from octavo.core.block import BlockId
+from octavo.core.block import NULL_BLOCK, BlockId
 
 COLUMNS = 100
 MAX_CELL = 12  # columns of one token in its slot
@@ -34,6 +34,7 @@ class Notation:
     num_blocks: int
     first_block: int  # physical id shown for block 0
     num_sequences: int
+    windows: tuple[int | None, ...] = (None,)  # of each KV group
     cell: int = 4  # columns of a slot
 
     def physical(self, block_id: BlockId) -> str:
@@ -159,12 +160,16 @@ def _answers(notation: Notation, step: Step) -> Iterator[str]:
 
 def _copy_lines(notation: Notation, step: Step) -> Iterator[str]:
     indent = " " * len(f"step {step.number}: ")
+    for index, blocks in step.left.items():
+        verb = "falls" if len(blocks) == 1 else "fall"
+        who = f"{notation.sequence(index)}: " if notation.num_sequences > 1 else ""
+        yield f"{indent}{who}{_blocks(notation, blocks)} {verb} out of the window"
     for copy in step.copies:
         source, target = notation.physical(copy.source), notation.physical(copy.target)
         who = notation.sequence(copy.index)
         yield f"{indent}{who} would write into {source}, which others hold: copy {source} -> {target}"
     for block in sorted({copy.source for copy in step.copies}):
-        owners = [view for view in step.sequences if block in view.table and view.finish_reason is None]
+        owners = [view for view in step.sequences if view.holds(block) and view.finish_reason is None]
         if len(owners) == 1:
             who = notation.sequence(owners[0].index)
             yield f"{indent}{who} is the last to hold {notation.physical(block)} and keeps it"
@@ -181,18 +186,28 @@ def _sequence_lines(notation: Notation, step: Step, sequence: SequenceView) -> I
         how = "parked" if sequence.is_parked else "preempted"
         yield f"  {pad('', LABEL)}{how}: no block was free; it gave its own back and waits"
         return
-    yield f"  {pad('', LABEL)}logical -> physical   slots"
+    for group, window in enumerate(notation.windows):
+        span = "" if window is None else f" of layers that see {window} tokens"
+        if len(notation.windows) > 1 and window is None:
+            span = " of layers that see all tokens"
+        yield f"  {pad('', LABEL)}logical -> physical   slots{span}"
+        yield from _table_lines(notation, step, sequence, group)
+
+
+def _table_lines(notation: Notation, step: Step, sequence: SequenceView, group: int) -> Iterator[str]:
     changed = _changed_rows(step, sequence, notation.block_size)
     first_hidden: int | None = None
-    for logical in range(len(sequence.table)):
-        hide = len(sequence.table) > MAX_ROWS and logical not in changed
-        if hide:
+    for logical, block in enumerate(sequence.tables[group]):
+        if sequence.num_blocks > MAX_ROWS and logical not in changed:
             first_hidden = logical if first_hidden is None else first_hidden
             continue
         yield from _fold(first_hidden, logical)
         first_hidden = None
-        yield from _block_lines(notation, step, sequence, logical)
-    yield from _fold(first_hidden, len(sequence.table))
+        if block == NULL_BLOCK:
+            yield click.style(f"  {pad('', LABEL)}{logical:>7} -> -         out of the window", dim=True)
+        else:
+            yield from _block_lines(notation, step, sequence, logical, block)
+    yield from _fold(first_hidden, sequence.num_blocks)
 
 
 def _fold(first: int | None, stop: int) -> Iterator[str]:
@@ -210,9 +225,8 @@ def _changed_rows(step: Step, sequence: SequenceView, block_size: int) -> set[in
     return changed
 
 
-def _block_lines(notation: Notation, step: Step, sequence: SequenceView, logical: int) -> Iterator[str]:
+def _block_lines(notation: Notation, step: Step, sequence: SequenceView, logical: int, block: BlockId) -> Iterator[str]:
     size, cell = notation.block_size, notation.cell
-    block = sequence.table[logical]
     filled = sequence.token_ids[logical * size : min((logical + 1) * size, sequence.num_computed)]
     cells = [pad(clip(notation.token(token), cell), cell) for token in filled]
     cells += [click.style("_" * cell, dim=True)] * (size - len(filled))

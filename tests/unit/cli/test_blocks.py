@@ -39,6 +39,7 @@ def document(*arguments: str) -> dict[str, Any]:
         ("blocks_fork.txt", (*SIX, "--fork-at", "1")),
         ("blocks_fork_ended.txt", (*SIX, "--fork-at", "3", "--after-end")),
         ("blocks_fold.txt", (*SIX, "--fork-at", "2")),
+        ("blocks_window.txt", (*SIX, "--window", "4", "--max-tokens", "6")),
         ("blocks_preempted.txt", (*TWO, "--pool", "1-4", "--max-tokens", "6")),
     ],
 )
@@ -93,6 +94,10 @@ STORIES = {
     "fork at 1": ("--fork-at", "1", "--branches", "4"),
     "fork at 3": ("--fork-at", "3"),
     "fork at 5, ended": ("--fork-at", "5", "--after-end", "--branches", "3"),
+    "window 2": ("--window", "2"),
+    "window 4, share 3": ("--window", "4", "--share", "3"),
+    "window 3, beams 3": ("--window", "3", "--beams", "3"),
+    "window 5, fork at 2": ("--window", "5", "--fork-at", "2"),
     "beside": ("--beside", "x,a,y"),
     "beside its like": ("--beside", "a,b,c"),
 }
@@ -109,8 +114,10 @@ def test_what_is_shown_adds_up_in_every_step(story: str, tokens: str, size: str)
 @pytest.mark.parametrize("num_blocks", [5, 6, 7, 9, 12])
 def test_it_adds_up_in_pools_too_small_for_all(story: str, num_blocks: int) -> None:
     command = ("blocks", "--tokens", "a,b,c,d,e,f,g", "--block-size", "3", *STORIES[story], "--max-tokens", "7")
-    if "beams" in story and num_blocks < 2 + 3 * int(STORIES[story][1]):
-        assert "with beam_width" in run(*command, "--pool", f"1-{num_blocks}").stderr
+    result = run(*command, "--pool", f"1-{num_blocks}")
+    if result.exit_code and ("beams" in story or "window" in story):
+        assert "which takes" in result.stderr, "it can never fit"
+        assert f"the KV cache has {num_blocks}" in result.stderr
         return
     steps = check_adds_up(*command, "--pool", f"1-{num_blocks}")
     num_away = sum(view["is_parked"] or view["is_preempted"] for step in steps for view in step["sequences"])
@@ -129,7 +136,7 @@ def check_adds_up(*command: str) -> list[dict[str, Any]]:
     for step in shown["steps"]:
         held: dict[str, int] = {}
         for sequence in step["sequences"]:
-            for block in sequence["block_table"]:
+            for block in (block for table in sequence["block_tables"] for block in table if block is not None):
                 held[str(block)] = held.get(str(block), 0) + 1
             if sequence["is_parked"] or sequence["is_preempted"]:
                 assert sequence["block_table"] == []
@@ -139,11 +146,18 @@ def check_adds_up(*command: str) -> list[dict[str, Any]]:
         assert held == step["ref_counts"]
         assert set(step["free"]) == everything - {int(block) for block in held}
         assert set(step["cached_at_end"]) <= set(step["free_at_end"])
+        views = {sequence["sequence"]: sequence for sequence in step["sequences"]}
+        for run_ in step["runs"]:
+            last = (run_["first_position"] + run_["num_tokens"] - 1) // shown["block_size"]
+            is_forking = step["beams"] or len(run_["drawn"]) > 1
+            for table in views.get(run_["sequence"], {"block_tables": []})["block_tables"]:
+                is_full = None not in views[run_["sequence"]]["slots"][last]
+                assert is_forking or is_full or held[str(table[last])] == 1, "a block that others hold was written"
         taken = {block for each in step["taken"] for block in each["blocks"]} | {c["target"] for c in step["copies"]}
         found = {block for each in step["found"] for block in each["blocks"]}
         assert not taken & found
         at_end = everything - set(step["free_at_end"])
-        assert at_end <= before | taken | found
+        assert at_end <= before | taken | found | {fold["kept"] for fold in step["folds"]}
         assert set(step["freed"]) == (before | taken | found) - at_end
         before = at_end
         lanes |= {sequence["sequence"] for sequence in step["sequences"]}
@@ -232,10 +246,27 @@ def test_a_branch_whose_next_block_is_in_the_making_waits_and_an_equal_block_is_
     steps = document(*SIX, "--fork-at", "2")["steps"]
     step = steps[2]
     assert step["waiting"] == [{"sequence": 2, "for_block": True}]
-    assert step["folds"] == [{"sequence": 1, "logical": 1, "given_back": 2, "kept": 1}]
+    assert step["folds"] == [{"sequence": 1, "group": 0, "logical": 1, "given_back": 2, "kept": 1}]
     assert [view["block_table"] for view in step["sequences"]] == [[0, 1], [0, 1]]
     assert 2 in step["free"]
     assert steps[3]["found"] == [{"sequence": 2, "num_tokens": 8, "blocks": [0, 1]}]
+
+
+def test_a_block_that_falls_out_of_a_window_goes_back_and_the_other_group_keeps_its_own() -> None:
+    steps = document(*SIX, "--window", "4", "--max-tokens", "6")["steps"]
+    assert steps[0]["sequences"][0]["block_tables"] == [[0, 1], [2, 3]]
+    assert [step["left"] for step in steps] == [[], [], [], [{"sequence": 0, "blocks": [2]}], [], []]
+    assert steps[3]["taken"] == [{"sequence": 0, "blocks": [4, 5]}]
+    assert steps[3]["sequences"][0]["block_tables"] == [[0, 1, 4], [None, 3, 5]]
+    assert 2 in steps[3]["free"]
+
+
+def test_samples_that_were_parked_before_they_ran_hold_nothing() -> None:
+    """They had no row yet, so the executor was not told that they lost their blocks: they were shown as holders."""
+    command = ("blocks", "--tokens", "a,b,c,d,e,f,g", "--block-size", "3", "--share", "5", "--max-tokens", "7")
+    step = document(*command, "--pool", "1-5")["steps"][1]
+    assert [view["is_parked"] for view in step["sequences"]] == [False] * 3 + [True] * 2
+    assert step["ref_counts"] == {"1": 3, "2": 3, "3": 1, "4": 1, "5": 1}
 
 
 def test_a_request_that_gives_way_comes_back_to_what_is_left_of_its_blocks() -> None:
@@ -288,6 +319,8 @@ def test_a_prompt_that_never_fits_is_one_line() -> None:
         (("blocks", "--tokens", "a", "--branches", "2"), "--branches needs --fork-at"),
         (("blocks", "--tokens", "a", "--after-end"), "--after-end needs --fork-at"),
         (("blocks", "--tokens", "a", "--fork-at", "-1"), "--fork-at"),
+        (("blocks", "--tokens", "a", "--window", "0"), "--window"),
+        (("blocks", "a", "--model", "fake", "--window", "2"), "--window needs --tokens"),
         (("blocks", "--tokens", "a", "--fork-at", "1", "--branches", "0"), "--branches"),
     ],
 )
