@@ -3,9 +3,10 @@
     python benchmarks/scheduler.py [--repeats 5] [--steps 48] [--quick]
 
 Times `plan` and `commit` (nothing else) while 256 and 1,024 sequences decode through pools of 10^4 and 10^6 blocks,
-the fake executor answering in between; and the look-up of a prompt of 8,192 tokens: wholly cached, with its prefix
-keys computed and with the keys known, and not cached at all. Prompts differ in length, so that in each step one
-sequence of sixteen fills a block, as in real service, and none waits for that moment with all the others.
+the fake executor answering in between; the step in which all of them end, told apart; and the look-up of a prompt of
+8,192 tokens: wholly cached, with its prefix keys computed and with the keys known, and not cached at all. Prompts
+differ in length, so that in each step one sequence of sixteen fills a block, as in real service, and none waits for
+that moment with all the others.
 
 Seconds are those of the thread on its core: what other programs took from it does not count. A step's figure is the
 mean over all steps of a repetition, the collector's pauses among them. Fixed seed; one warm-up; medians of repetitions
@@ -39,10 +40,13 @@ POOL_LIMIT = 0.1  # how far the larger pool's step may be from the smaller one's
 
 
 class Workload:
-    """`num_sequences` requests, all decoding; `step` returns the seconds inside plan and commit."""
+    """`num_sequences` requests, all decoding; `step` returns the seconds inside plan and commit.
+
+    One step ran at once, `num_steps` + 1 follow, and in the one after those all requests end.
+    """
 
     def __init__(self, num_sequences: int, num_blocks: int, num_steps: int) -> None:
-        length = PROMPT_TOKENS + BLOCK_SIZE + num_steps + 2
+        length = PROMPT_TOKENS + BLOCK_SIZE + num_steps + 3
         self.scheduler = Scheduler(
             SchedulerConfig(
                 num_blocks=num_blocks,
@@ -62,7 +66,7 @@ class Workload:
         draw = random.Random(num_sequences)
         for number in range(num_sequences):
             prompt = tuple(draw.randrange(VOCAB_SIZE) for _ in range(PROMPT_TOKENS + number % BLOCK_SIZE))
-            sampling = SamplingParams(temperature=0.0, max_tokens=num_steps + 2)
+            sampling = SamplingParams(temperature=0.0, max_tokens=num_steps + 3)
             self.scheduler.add(Request(str(number), prompt, sampling, seed=number, end_token_ids=(), arrival_time=0.0))
         self.step()  # the prompts
 
@@ -80,16 +84,18 @@ class Workload:
 def measure_steps(num_sequences: int, num_steps: int, repeats: int) -> list[Figure]:
     """One figure a pool, measured in turns, so that whatever else the machine does meets both."""
     figures = [Figure(f"plan + commit, {num_sequences:,} sequences, pool {pool:,}", "µs/step") for pool in POOLS]
+    end = Figure(f"ending one of {num_sequences:,} requests", "µs")
     for _ in range(repeats):
         for figure, pool in zip(figures, POOLS, strict=True):
             workload = Workload(num_sequences, pool, num_steps)
             workload.step()
             figure.values.append(1e6 * statistics.fmean(workload.step() for _ in range(num_steps)))
+            end.values.append(1e6 * workload.step() / num_sequences)
     for figure in figures:
         change = figure.median / figures[0].median - 1
         figure.notes = {"us_per_sequence": figure.median / num_sequences, "limit": LIMITS[num_sequences]}
         figure.notes |= {} if figure is figures[0] else {"change_by_pool": change}
-    return figures
+    return [*figures, end]
 
 
 def measure_lookup(num_tokens: int, repeats: int) -> list[Figure]:

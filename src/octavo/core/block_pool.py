@@ -173,15 +173,17 @@ class BlockPool:
         elif block.ref_count == 1:
             self.num_shared -= 1
 
-    def publish(self, block: Block, group: int, key: bytes, tokens: bytes) -> bool:
-        """Makes a full, computed block findable. False, changing nothing, where the key is taken (by other tokens)."""
+    def publish(self, block: Block, group: int, key: bytes, tokens: bytes) -> Block:
+        """Makes a full, computed block findable, where the key is not taken. Returns the block that has the key now.
+
+        Another one need not hold the same tokens.
+        """
         assert block.ref_count > 0
         assert block.key is None
-        if key in self._by_key[group]:
-            return False
-        block.key, block.group, block.tokens = key, group, tokens
-        self._by_key[group][key] = block
-        return True
+        holder = self._by_key[group].setdefault(key, block)
+        if holder is block:
+            block.key, block.group, block.tokens = key, group, tokens
+        return holder
 
     def drop_cached(self, count: int) -> int:
         """Drops the keys of up to `count` cached blocks, oldest first, to free their memory. Returns how many."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as Listing
+from itertools import accumulate
 
 from octavo.core.beam_committer import BeamCommitter
 from octavo.core.block import SeqId
@@ -35,31 +36,36 @@ class Committer:
         """Updates in the plan's order; the samples of a fork follow each other. Mutates `sequences`."""
         updates: list[SequenceUpdate] = []
         append = updates.append
-        tokens, logprobs, failed, place = result.token_ids, result.logprobs, result.failed, 0
-        for sequence, count, draws in zip(sequences, plan.num_scheduled_tokens, plan.num_samples, strict=True):
-            drawn_at, place = place, place + draws
+        logprobs, failed = result.logprobs, result.failed
+        places, drawn = _laid_out(plan.num_samples, result.token_ids)
+        for sequence, count, draws, place, token_id in zip(
+            sequences, plan.num_scheduled_tokens, plan.num_samples, places, drawn, strict=True
+        ):
             sequence.num_computed_tokens = computed = sequence.num_computed_tokens + count
-            if computed < sequence.quiet_until and draws == 1 and not failed:
-                token_id = tokens[drawn_at]
-                if token_id not in sequence.end_token_ids:
-                    sequence.token_ids.append(token_id)
-                    request = sequence.request
-                    append(
-                        SequenceUpdate(
-                            request.request_id,
-                            sequence.seq_id,
-                            sequence.index,
-                            (token_id,),
-                            (logprobs[drawn_at],) if logprobs and drawn_at in logprobs else (),
-                            None,
-                            None,
-                            None,
-                            request.num_cached_tokens,
-                        )
+            if (
+                computed < sequence.quiet_until
+                and token_id is not None
+                and token_id not in sequence.end_token_ids
+                and not failed
+            ):
+                sequence.token_ids.append(token_id)
+                request = sequence.request
+                append(
+                    SequenceUpdate(
+                        request.request_id,
+                        sequence.seq_id,
+                        sequence.index,
+                        (token_id,),
+                        (logprobs[place],) if logprobs and place in logprobs else (),
+                        None,
+                        None,
+                        None,
+                        request.num_cached_tokens,
                     )
-                    continue
+                )
+                continue
             sequence.num_known_tokens -= draws
-            self._commit_one(sequence, result, drawn_at, draws, updates)
+            self._commit_one(sequence, result, place, draws, updates)
         return updates
 
     # -- one sequence ------------------------------------------------------------------------------------------------
@@ -105,6 +111,11 @@ class Committer:
             if sequence.prompt_logprobs is not None:
                 sequence.request.prompt_logprobs = _collected(sequence)
             updates.extend(self._beams.take(sequence, result.logprobs[place]))
+            return
+        if draws == 1 and sequence.num_draws == 1:  # also right below, but most who come this way filled a block
+            sequence.append(result.token_ids[place])
+            entry = (result.logprobs[place],) if place in result.logprobs else ()
+            updates.append(self._tell(sequence, entry, _collected(sequence)))
             return
         token_ids = result.token_ids[place : place + draws]
         entries = [(result.logprobs[i],) if i in result.logprobs else () for i in range(place, place + draws)]
@@ -189,6 +200,14 @@ class Committer:
         )
         for each in reversed(request.live) if sequence.is_beam else [sequence]:
             self._roster.end(each)
+
+
+def _laid_out(num_samples: tuple[int, ...], token_ids: Listing[int]) -> tuple[Listing[int], Listing[int | None]]:
+    """For each sequence of a plan: the place of what it drew in `token_ids`, and the token where it drew just one."""
+    if len(token_ids) == len(num_samples) and 0 not in num_samples:
+        return range(len(token_ids)), token_ids
+    places = list(accumulate(num_samples, initial=0))[:-1]
+    return places, [token_ids[place] if draws == 1 else None for place, draws in zip(places, num_samples, strict=True)]
 
 
 def _collected(sequence: Sequence) -> tuple[TokenLogprobs, ...] | None:

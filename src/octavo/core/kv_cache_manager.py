@@ -185,15 +185,16 @@ class KVCacheManager:
         size, pool = self.block_size, self.pool
         target, begin = -(-end // size), first_write // size
         num_blocks = tables.num_blocks
-        num_new = max(target - num_blocks, 0) * len(tables.blocks)
+        num_new = (target - num_blocks) * len(tables.blocks) if target > num_blocks else 0
         shared = self._shared(tables, begin, target) if begin < num_blocks else ()
         if num_new + len(shared) > pool.num_free:
             return False
         for group, index in shared:
             self._copy_on_write(tables, group, index)
         if num_new:
-            self._extend(tables, target)
-        tables.num_slots = tables.num_blocks * size
+            self._extend(tables, num_blocks, target)
+            num_blocks = target
+        tables.num_slots = num_blocks * size
         return True
 
     def publish(self, tables: BlockTables, keys: KeyChain, num_computed_tokens: int) -> None:
@@ -208,10 +209,8 @@ class KVCacheManager:
                 block = table[index]
                 if block is None or block.key is not None:
                     continue
-                cached = self.pool.find(group, key, tokens)
-                if cached is None:
-                    self.pool.publish(block, group, key, tokens)
-                else:
+                cached = self.pool.publish(block, group, key, tokens)
+                if cached is not block and cached.tokens == tokens:
                     self.pool.acquire(cached)
                     self._replace(tables, group, index, cached)
                     self.pool.release(block)
@@ -374,8 +373,7 @@ class KVCacheManager:
         self.pool.release(shared)
         self.num_copies += 1
 
-    def _extend(self, tables: BlockTables, target: int) -> None:
-        first = tables.num_blocks
+    def _extend(self, tables: BlockTables, first: int, target: int) -> None:
         for group, table in enumerate(tables.blocks):
             new = self.pool.take(target - first)
             table.extend(new)

@@ -9,14 +9,11 @@ the namespace is made of typed, length-prefixed parts, so that adapter "x" and s
 
 from __future__ import annotations
 
-import sys
-from array import array
 from collections.abc import Sequence
 from hashlib import sha256
+from struct import Struct
 
 _VERSION = b"octavo prefix key 1"
-_TOKEN_BYTES = 4
-assert array("I").itemsize == _TOKEN_BYTES
 
 
 def namespace(fingerprint: str, adapter: str = "", cache_salt: str = "") -> bytes:
@@ -33,26 +30,23 @@ def root_key(name: bytes) -> bytes:
 class KeyChain:
     """The keys of one sequence's full blocks, computed when first asked for and never again."""
 
-    __slots__ = ("_root", "_width", "keys", "tokens")
+    __slots__ = ("_block_size", "_pack", "_root", "keys", "tokens")
 
     def __init__(self, name: bytes, block_size: int) -> None:
         self._root = root_key(name)
-        self._width = block_size * _TOKEN_BYTES
+        self._block_size = block_size
+        self._pack = Struct(f"<{block_size}I").pack  # a third of the time of array("I", ...) for one block
         self.keys: list[bytes] = []  # of blocks 0 .. len(keys) - 1
         self.tokens: list[bytes] = []  # the token ids of the same blocks
 
     def extend(self, token_ids: Sequence[int]) -> int:
         """Computes the keys still missing of the full blocks of `token_ids`; returns the number of full blocks."""
-        width, keys, tokens = self._width, self.keys, self.tokens
-        known, total = len(keys), len(token_ids) * _TOKEN_BYTES // width
+        size, pack, keys, tokens = self._block_size, self._pack, self.keys, self.tokens
+        known, total = len(keys), len(token_ids) // size
         if known < total:
-            ids = array("I", token_ids[known * width // _TOKEN_BYTES : total * width // _TOKEN_BYTES])
-            if sys.byteorder == "big":
-                ids.byteswap()
-            data = ids.tobytes()
             parent = keys[-1] if keys else self._root
-            for begin in range(0, len(data), width):
-                piece = data[begin : begin + width]
+            for begin in range(known * size, total * size, size):
+                piece = pack(*token_ids[begin : begin + size])
                 parent = sha256(parent + piece).digest()
                 keys.append(parent)
                 tokens.append(piece)
@@ -61,7 +55,7 @@ class KeyChain:
     def fork(self) -> KeyChain:
         """A chain of its own with the same keys so far."""
         child = KeyChain.__new__(KeyChain)
-        child._root, child._width = self._root, self._width
+        child._root, child._block_size, child._pack = self._root, self._block_size, self._pack
         child.keys, child.tokens = self.keys.copy(), self.tokens.copy()
         return child
 

@@ -16,6 +16,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
+from msgspec import Struct
+
 from octavo.core.beam_search import BeamSearch
 from octavo.core.block import SeqId
 from octavo.core.block_table import BlockTables
@@ -187,11 +189,11 @@ class Sequence:
         )
 
 
-@dataclass(slots=True)
-class SequenceUpdate:
+class SequenceUpdate(Struct, gc=False):
     """What one commit did to one sample. A sample that ends has exactly one update with a finish_reason.
 
-    Samples that end by `abort` or `finish` have none: the caller knows. Not frozen: thousands are made a second.
+    Samples that end by `abort` or `finish` have none: the caller knows. Made once a token, and so not
+    by a dataclass: a `Struct` is made in a third of the time, and without a look at it by the garbage collector.
     """
 
     request_id: str

@@ -206,9 +206,10 @@ class Roster:
 
     def computed(self, sequence: Sequence, keys: Listing[bytes]) -> None:
         """Blocks with these keys are in the cache now: nobody needs to wait for the sequence any more."""
-        for key in keys:
-            if self._computing.get(key) is sequence:
-                del self._computing[key]
+        if self._computing:
+            for key in keys:
+                if self._computing.get(key) is sequence:
+                    del self._computing[key]
 
     def take_removed_rows(self) -> tuple[SeqId, ...]:
         removed = tuple(self._removed_rows)

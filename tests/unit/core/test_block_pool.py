@@ -11,7 +11,7 @@ def ids(blocks: list[Block]) -> list[int]:
 
 
 def publish(pool: BlockPool, block: Block, name: bytes, group: int = 0) -> None:
-    assert pool.publish(block, group, name, b"tokens of " + name)
+    assert pool.publish(block, group, name, b"tokens of " + name) is block
 
 
 def find(pool: BlockPool, name: bytes, group: int = 0) -> Block | None:
@@ -81,8 +81,8 @@ def test_a_key_with_other_tokens_is_not_a_hit() -> None:
 def test_a_key_in_use_is_not_published_twice() -> None:
     pool = BlockPool(2)
     first, second = pool.take(2)
-    assert pool.publish(first, 0, b"key", b"tokens")
-    assert not pool.publish(second, 0, b"key", b"other!")
+    assert pool.publish(first, 0, b"key", b"tokens") is first
+    assert pool.publish(second, 0, b"key", b"other!") is first
     assert second.key is None
 
 
