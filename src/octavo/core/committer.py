@@ -81,8 +81,6 @@ class Committer:
         else:
             self._publish(sequence)
             self._take(sequence, result, place, draws, updates)
-            if sequence.status is Status.RUNNING:
-                sequence.settle()
 
     def _publish(self, sequence: Sequence) -> None:
         """Registers blocks that became full, if any did."""

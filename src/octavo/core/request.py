@@ -165,7 +165,7 @@ class Sequence:
         self.num_known_tokens += 1
 
     def settle(self) -> None:
-        """Says again how far the sequence decodes quietly, after a step of it that was not quiet."""
+        """Says again how far the sequence decodes quietly, with a step of it that was planned the long way."""
         tables = self.tables
         assert tables is not None
         is_plain = (

@@ -75,22 +75,24 @@ def test_the_long_way_gives_the_same_plans_and_updates(depth: int, monkeypatch: 
         assert total[event] >= 4, f"{event}: {total}"
 
 
-def test_a_sequence_decodes_quietly_from_its_first_token_to_the_end_of_its_block() -> None:
+def test_a_sequence_decodes_quietly_from_the_token_after_its_first_to_the_end_of_each_block() -> None:
     runner = Runner(config())
     runner.scheduler.add(request(prompt=range(5), max_tokens=20))
+    runner.step()
     runner.step()
     [sequence] = runner.scheduler.sequences()
     reached = []
     for _ in range(8):
         reached.append((sequence.num_computed_tokens, sequence.quiet_until))
         runner.step()
-    assert reached == [(5, 8), (6, 8), (7, 8), (8, 8), (9, 12), (10, 12), (11, 12), (12, 12)]
+    assert reached == [(6, 8), (7, 8), (8, 8), (9, 12), (10, 12), (11, 12), (12, 12), (13, 16)]
 
 
 def test_a_sequence_is_never_quiet_for_its_last_token_nor_where_more_is_asked_than_one() -> None:
     runner = Runner(config(block_size=64))
     runner.scheduler.add(request("last", range(5), max_tokens=4))
     runner.scheduler.add(request("beams", range(5), max_tokens=4, n=2, use_beam_search=True, temperature=0.0))
+    runner.step()
     runner.step()
     for sequence in runner.scheduler.sequences():
         assert sequence.quiet_until == (8 if sequence.request.request_id == "last" else 0)
@@ -99,6 +101,7 @@ def test_a_sequence_is_never_quiet_for_its_last_token_nor_where_more_is_asked_th
 def test_a_branch_disturbs_the_sequence_whose_last_block_it_shares() -> None:
     runner = Runner(config(block_size=16))
     runner.scheduler.add(request("root", range(5), max_tokens=30))
+    runner.step()
     runner.step()
     [root] = runner.scheduler.sequences()
     assert root.quiet_until == 16
