@@ -4,12 +4,15 @@
     | magic  | length  | SHA-256 | payload ...    all little-endian; the digest is over length, key and payload
 
 Refuses to hand out a payload that is not, byte for byte, what was put under that key: a torn, truncated, swapped or
-rotten file is `DamagedBlock`. Knows no folder and no bound. Hashing, reading and writing release the GIL.
+rotten file is `DamagedBlock`, and so is what is no file: a link is not followed, a pipe not waited for. Knows no folder
+and no bound. Hashing, reading and writing release the GIL.
 """
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 import struct
 from hashlib import sha256
 from typing import Final
@@ -17,6 +20,7 @@ from typing import Final
 _MAGIC: Final = b"octavoKV"
 _HEADER: Final = struct.Struct("<8sQ32s")
 HEADER_BYTES: Final = _HEADER.size
+_NO_FILE: Final = (errno.ELOOP, errno.ENXIO)  # a link; a socket
 
 
 class DamagedBlock(Exception):
@@ -38,9 +42,17 @@ def write_block(path: str, key: bytes, payload: bytes) -> None:
 
 def read_block(path: str, key: bytes, max_payload_bytes: int) -> bytes:
     """The payload put under `key`. Raises DamagedBlock, or OSError where the file cannot be opened or read."""
-    descriptor = os.open(path, os.O_RDONLY)
     try:
-        size = os.fstat(descriptor).st_size
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError as error:
+        if error.errno in _NO_FILE:
+            raise DamagedBlock("it is no file") from None
+        raise
+    try:
+        status = os.fstat(descriptor)
+        size = status.st_size
+        if not stat.S_ISREG(status.st_mode):
+            raise DamagedBlock("it is no file")
         if not HEADER_BYTES <= size <= HEADER_BYTES + max_payload_bytes:
             raise DamagedBlock(f"it is {size:,} bytes long")
         header = os.read(descriptor, HEADER_BYTES)

@@ -3,8 +3,9 @@
 The caller's thread never touches the disk: `put` keeps a reference in a bounded staging buffer and drops the block when
 that is full, `contains` asks a set in memory that the writer keeps near the truth (own blocks at once, other servers'
 within a second; a block evicted by another server is noticed when it is read or touched), `start_get` hands staged
-payloads back at once. Refuses to raise: a fault of one block is a miss; a disk that is full, gone, unreadable or has a
-broken index turns the tier off with one warning, and then everything is a miss.
+payloads back at once. Refuses to raise, and to keep anybody waiting: a fault of one block is a miss; a disk that is
+full, gone, unreadable, does not answer a read or has a broken index turns the tier off with one warning, and then
+everything is a miss, what was asked for before included.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ _NEWS_SECONDS: Final = 1.0  # how often an idle writer looks for other servers' 
 _WAKE_BYTES: Final = (
     8 << 20
 )  # read before the caller is woken for them: awake, it keeps the reader from the interpreter
+_READ_LIMIT_SECONDS: Final = 15.0  # of one block; then the disk hangs, and whoever waits for it computes instead
+_LOOK_SECONDS: Final = 1.0  # most that counts between two looks at a read: this process may have been stopped
 _JOIN_SECONDS: Final = 5.0  # a disk that hangs must not keep the server from ending
 _STALE_KEYS: Final = 4096  # beyond the stored ones, before the set in memory is read again
 
@@ -62,12 +65,16 @@ class DiskTier:
         self._arrived = Event()  # enough is in `_finished` to wake the caller
         self._collected = Event()  # the caller took what was in `_finished`
         # Each counter has one writing thread: the caller (c), the writer (w), the reader (r).
-        self._num_pending = 0  # c: gets begun and not collected
+        self._pending: dict[bytes, int] = {}  # c: gets begun and not collected
+        self._watched_read = 0  # c: the read seen under way at the last look
+        self._watched_seconds = self._looked_at = 0.0  # c: for how long, and when that was
+        self._num_given_up = 0  # c
         self._taken_bytes = self._collected_bytes = 0  # c
         self._dropped_at_put = 0  # c
         self._released_bytes = 0  # w: of staged payloads
         self._num_stored = self._stored_bytes = self._num_evicted = self._num_lost = 0  # w
         self._num_loaded = self._loaded_bytes = self._num_failed = 0  # r
+        self._num_reads = self._read_under_way = 0  # r: begun; the number of the one that has not ended, 0: none
         self._fetched_bytes = 0  # r: put into `_finished`
         self._load_seconds = 0.0  # r
         self._warned_of_damage = False  # r
@@ -115,7 +122,7 @@ class DiskTier:
         return not self._off and (key in self._staged or key in self._known)
 
     def start_get(self, key: bytes) -> None:
-        self._num_pending += 1
+        self._pending[key] = self._pending.get(key, 0) + 1
         payload = self._staged.get(key)
         if payload is not None:
             self._finished.append((key, payload))
@@ -128,14 +135,41 @@ class DiskTier:
         self._arrived.clear()
         ended: list[tuple[bytes, bytes | None]] = []
         while self._finished:
-            ended.append(self._finished.popleft())
-        self._num_pending -= len(ended)
-        self._collected_bytes += sum(len(payload) for _, payload in ended if payload is not None)
+            key, payload = self._finished.popleft()
+            self._collected_bytes += 0 if payload is None else len(payload)
+            if self._pop_pending(key):  # else it comes too late
+                ended.append((key, payload))
         self._collected.set()
+        if self._pending and self._is_stuck():
+            ended += self._give_up()
         return ended
 
+    def _pop_pending(self, key: bytes) -> bool:
+        num = self._pending.pop(key, 0)
+        if num > 1:
+            self._pending[key] = num - 1
+        return num > 0
+
+    def _is_stuck(self) -> bool:
+        """The reader has been at one and the same block for too long. Time in which nobody looks does not count."""
+        now, read = time.monotonic(), self._read_under_way
+        if read and read == self._watched_read:
+            self._watched_seconds += min(now - self._looked_at, _LOOK_SECONDS)
+        else:
+            self._watched_read, self._watched_seconds = read, 0.0
+        self._looked_at = now
+        return read > 0 and self._watched_seconds >= _READ_LIMIT_SECONDS
+
+    def _give_up(self) -> list[tuple[bytes, None]]:
+        """All that is asked for is a miss: the reader may never come back."""
+        self._turn_off(f"a read has not ended for {_READ_LIMIT_SECONDS:g} seconds")
+        misses = [(key, None) for key, num in self._pending.items() for _ in range(num)]
+        self._num_given_up += len(misses)
+        self._pending.clear()
+        return misses
+
     def wait(self, timeout_seconds: float) -> None:
-        if self._num_pending:
+        if self._pending:
             self._arrived.wait(timeout_seconds)
 
     def flush(self, timeout_seconds: float) -> bool:
@@ -160,7 +194,7 @@ class DiskTier:
             num_stored=self._num_stored,
             num_dropped=self._dropped_at_put + self._num_lost,
             num_loaded=self._num_loaded,
-            num_failed=self._num_failed,
+            num_failed=self._num_failed + self._num_given_up,
             num_evicted=self._num_evicted,
             stored_bytes=self._stored_bytes,
             loaded_bytes=self._loaded_bytes,
@@ -272,6 +306,8 @@ class DiskTier:
         if self._off:
             return None
         begin = time.perf_counter()
+        self._num_reads += 1
+        self._read_under_way = self._num_reads
         try:
             payload = self._store.read(key, self._store.batch_bytes)
         except FileNotFoundError:
@@ -293,6 +329,8 @@ class DiskTier:
             self._loaded_bytes += len(payload)
             self._load_seconds += time.perf_counter() - begin
             return payload
+        finally:
+            self._read_under_way = 0
         return None
 
     def _missed(self, key: bytes) -> None:

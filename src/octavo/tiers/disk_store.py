@@ -92,7 +92,11 @@ class DiskStore:
             with FileLock(os.path.join(self._root, "lock"), timeout_seconds=OPEN_SECONDS):
                 self._open()
         except (OSError, sqlite3.Error, LockTimeout) as error:
-            raise ConfigError(f"kv_tier: {path} cannot be used: {describe(error)}", param="kv_tier") from error
+            raise ConfigError(
+                f"kv_tier: {path} cannot be used: {describe(error)}{_place_of(error)}; put that right, or name another "
+                "PATH",
+                param="kv_tier",
+            ) from error
 
     def path_of(self, key: bytes) -> str:
         name = key.hex()
@@ -177,7 +181,8 @@ class DiskStore:
         return True
 
     def _remove(self, key: bytes) -> None:
-        with suppress(FileNotFoundError):  # a process was killed between the file and its row
+        # A process was killed between the file and its row; or somebody made a folder there, which stays.
+        with suppress(FileNotFoundError, IsADirectoryError):
             os.unlink(self.path_of(key))
         self._index.remove(key)
 
@@ -267,15 +272,18 @@ class DiskStore:
             return DiskIndex(path)
 
     def _reconcile(self) -> None:
-        """Makes rows and files agree. Files without a row (of a set-aside index) are taken in by their times."""
+        """Makes rows and files agree. Files without a row (of a set-aside index) are taken in by their times; what is
+        no file, or has not the name of a block, is none of ours."""
         files: set[bytes] = set()
         for digit in "0123456789abcdef":
-            files.update(key for name in os.listdir(f"{self._blocks}/{digit}") if (key := _key_named(name, digit)))
+            with os.scandir(f"{self._blocks}/{digit}") as entries:
+                found = [(entry.name, entry.is_file(follow_symlinks=False)) for entry in entries]
+            files.update(key for name, is_file in found if is_file and (key := _key_named(name, digit)))
         rows = set(self._index.keys())
         for key in rows - files:
             self._index.remove(key)
-        found = [(os.stat(self.path_of(key)), key) for key in files - rows]
-        for status, key in sorted(found, key=lambda entry: entry[0].st_mtime_ns):
+        new = [(os.stat(self.path_of(key)), key) for key in files - rows]
+        for status, key in sorted(new, key=lambda entry: entry[0].st_mtime_ns):
             length = max(0, status.st_size - HEADER_BYTES)
             self._index.insert(key, length, charge(length))
         self._index.recount()
@@ -286,6 +294,11 @@ def describe(error: Exception) -> str:
     if isinstance(error, OSError):
         return error.strerror or str(error)
     return str(error)
+
+
+def _place_of(error: Exception) -> str:
+    """Which file or folder it is about, where the error knows."""
+    return f" ({error.filename})" if isinstance(error, OSError) and error.filename else ""
 
 
 def _unlink_all(paths: Iterable[str]) -> None:

@@ -19,7 +19,7 @@ class FileLock:
     """Exclusive. The file is made (0600) where there is none; a folder must exist."""
 
     def __init__(self, path: str, *, timeout_seconds: float, is_folder: bool = False) -> None:
-        self._flags = os.O_RDONLY | os.O_DIRECTORY if is_folder else os.O_RDWR | os.O_CREAT
+        self._flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW if is_folder else os.O_RDWR | os.O_CREAT
         self._path = path
         self._timeout_seconds = timeout_seconds
         self._descriptor = -1

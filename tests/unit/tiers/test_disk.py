@@ -319,10 +319,92 @@ def test_an_unreadable_block_turns_it_off(
     tier = make()
     put(tier, 0)
     assert tier.flush(SECONDS)
-    os.unlink(tier._store.path_of(key_of(0)))
-    os.mkdir(tier._store.path_of(key_of(0)))
+
+    def fail(*_: Any) -> bytes:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(tier._store, "read", fail)
     assert fetch(tier, 0) == [None]
     turned_off(tier, caplog, "reading failed")
+
+
+def test_a_read_that_does_not_end_turns_it_off_and_keeps_nobody_waiting(
+    make: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(disk, "_READ_LIMIT_SECONDS", 0.01)
+    tier = make()
+    put(tier, 0, 1)
+    assert tier.flush(SECONDS)
+    real, hangs = tier._store.read, threading.Event()
+
+    def hang(key: bytes, most: int) -> bytes:
+        assert hangs.wait(SECONDS)
+        return real(key, most)
+
+    monkeypatch.setattr(tier._store, "read", hang)
+    tier.start_get(key_of(1))
+    ended: list[tuple[bytes, bytes | None]] = []
+    while len(ended) < 3:  # one of them asked for twice, as one who comes later may
+        tier.wait(0.001)
+        ended += tier.finished()
+        if not ended and len(tier._pending) == 1:
+            tier.start_get(key_of(0))
+            tier.start_get(key_of(1))
+    assert sorted(ended) == sorted([(key_of(0), None), (key_of(1), None), (key_of(1), None)])
+    assert tier.stats().num_failed == 3
+    assert fetch(tier, 0) == [None], "the reader still hangs"
+    assert tier.finished() == []
+
+    hangs.set()  # the disk comes back: what was given up comes too late, and is told to nobody
+    turned_off(tier, caplog, "a read has not ended")
+    assert tier._fetched_bytes == tier._collected_bytes
+
+
+def test_a_read_is_given_its_time_although_others_ended_before_and_nobody_looked(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tier = make()
+    put(tier, 0)
+    assert tier.flush(SECONDS)
+    monkeypatch.setattr(tier, "_pending", {key_of(0): 1})
+    now = [0.0]
+    monkeypatch.setattr(disk.time, "monotonic", lambda: now[0])
+    for read in (1, 2):
+        tier._read_under_way = read
+        for _ in range(14):
+            assert tier.finished() == []
+            now[0] += 1.0
+    now[0] += 3600.0  # the whole process was stopped
+    assert tier.finished() == []
+    now[0] += 1.0
+    assert tier.finished() == [(key_of(0), None)]
+
+
+@pytest.mark.parametrize("kind", ["folder", "link", "dangling link", "pipe"])
+def test_what_is_no_file_is_a_miss_and_no_more(make: Make, tmp_path: Path, kind: str) -> None:
+    tier = make()
+    put(tier, 0, 1)
+    assert tier.flush(SECONDS)
+    path = tier._store.path_of(key_of(0))
+    os.rename(path, tmp_path / "elsewhere")
+    put_there: dict[str, Callable[[], None]] = {
+        "folder": lambda: os.mkdir(path),
+        "link": lambda: os.symlink(tmp_path / "elsewhere", path),
+        "dangling link": lambda: os.symlink(tmp_path / "nowhere", path),
+        "pipe": lambda: os.mkfifo(path),
+    }
+    put_there[kind]()
+    assert fetch(tier, 0, 1) == [None, payload_of(1)]
+    assert tier.flush(SECONDS)
+    tier.close()
+
+    again = make()  # and no reason not to start
+    assert held(again, 2) == [1]
+    for _ in range(2):  # what is there is removed when it is met
+        put(again, 0)
+        again.flush(SECONDS)
+    assert fetch(again, 0, 1) == [None if kind == "folder" else payload_of(0), payload_of(1)]
+    assert again.stats().off == ""
 
 
 def test_a_broken_index_turns_it_off(make: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -103,6 +103,33 @@ def test_a_path_that_cannot_be_a_folder_names_the_option(tmp_path: Path) -> None
         with pytest.raises(ConfigError, match="kv_tier") as caught:
             DiskStore(str(path), SIZE)
         assert caught.value.param == "kv_tier"
+        assert "name another PATH" in caught.value.message
+
+
+def test_a_folder_put_in_disorder_is_an_error_that_names_the_place(tmp_path: Path) -> None:
+    DiskStore(str(tmp_path), SIZE).close()
+    for name in ("lock", "index.sqlite"):
+        place = tmp_path / FOLDER / name
+        place.unlink()
+        place.mkdir()
+        with pytest.raises(ConfigError, match=f"Is a directory .*{name}"):
+            DiskStore(str(tmp_path), SIZE)
+        place.rmdir()
+
+
+def test_links_among_the_unfinished_are_removed_and_not_followed(tmp_path: Path, stores: list[DiskStore]) -> None:
+    DiskStore(str(tmp_path), SIZE).close()
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "file").write_text("somebody's")
+    new = tmp_path / FOLDER / "new"
+    for name, target in (("link", outside), ("dangling", tmp_path / "nowhere"), ("to a file", outside / "file")):
+        (new / name).symlink_to(target)
+    os.mkfifo(new / "pipe")
+    store = DiskStore(str(tmp_path), SIZE)
+    stores.append(store)
+    assert [path.name for path in new.iterdir()] == [store._name]
+    assert (outside / "file").read_text() == "somebody's"
 
 
 def test_the_least_recently_used_goes_first_also_after_a_restart(tmp_path: Path, stores: list[DiskStore]) -> None:
