@@ -259,6 +259,10 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"branches": [{"n": 2}]}, "branches"),
     ({"branches": [{"stream": True}]}, "branches"),
     ({"branches": [{"user": "u"}]}, "branches"),
+    ({"branches": [{"num_tokens": 3}]}, "branches"),
+    ({"branches": [{"index": 0}]}, "branches"),
+    ({"branches": [{"id": "x"}]}, "branches"),
+    ({"branches": [{"branches": []}]}, "branches"),
     ({"branches": [{"cache_salt": "s"}]}, "branches"),
     ({"branches": [{"response_format": {"type": "json_object"}}]}, "branches"),
     ({"branches": [{"bad_words": ["x"]}]}, "branches"),
@@ -290,11 +294,27 @@ def test_a_fault_inside_a_branch_names_the_branch() -> None:
                 ({"temperature": 3}, "branches[1].temperature is 3; it must be at most 2"),
                 ({"stream": True}, "branches[1].stream is the whole call's"),
                 ({"cache_salt": "s"}, "branches[1].cache_salt is not supported"),
+                ({"num_tokens": 3}, "branches[1].num_tokens is the whole call's"),
+                ({"use_beam_search": True, "temperature": 0.5}, "branches[1]: beam search draws nothing"),
+                ({"min_tokens": 17}, "branches[1]: min_tokens is 17"),
+                ({"stop_token_ids": [260]}, "branches[1]: stop_token_ids names token 260"),
             ):
                 error = check_error(await here.post(FORK, {"id": call_id, "branches": [{}, branch]}), 400)
                 assert words in error["message"]
 
     run(go())
+
+
+def test_a_name_nobody_knows_is_ignored_inside_a_branch_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+    async def go() -> None:
+        async with site() as here:
+            call_id, _, _ = await origin(here)
+            for _ in range(3):
+                await fork(here, call_id, branches=[{"unheard of": "SECRET"}, {"num_tokens": None}])
+
+    run(go())
+    [warning] = [record.getMessage() for record in caplog.records if "unheard of" in record.getMessage()]
+    assert "SECRET" not in warning
 
 
 def test_the_work_of_all_branches_together_is_bounded() -> None:
@@ -351,3 +371,4 @@ def test_every_field_of_a_branch_is_refused_taken_or_the_whole_calls() -> None:
         "best_of", "use_beam_search", "beam_width", "length_penalty", "early_stopping",
     }  # fmt: skip
     assert set(ForkRequest.model_fields) - set(BranchFields.model_fields) == {"id", "index", "num_tokens", "branches"}
+    assert {"id", "index", "num_tokens", "branches"} <= _OF_THE_CALL

@@ -22,11 +22,12 @@ from octavo.server.openai.completions import CompletionCall
 from octavo.server.openai.convert import branch_sampling, check_totals
 from octavo.server.openai.logprobs import CompletionLogprobs
 from octavo.server.openai.parse import check_neutral, read
-from octavo.server.openai.schemas import BranchFields, ForkRequest
+from octavo.server.openai.schemas import Branch, BranchFields, ForkRequest
 
 _OF_THE_CALL = frozenset(
     {"model", "stream", "stream_options", "user", "safety_identifier", "prompt_cache_key", "priority"}
     | {"return_token_ids", "return_tokens_as_token_ids"}
+    | (ForkRequest.model_fields.keys() - BranchFields.model_fields.keys())  # id, index, num_tokens, branches
 )
 _LENGTHS = ("max_tokens", "max_completion_tokens")
 
@@ -37,28 +38,44 @@ async def create_fork(routes: Routes, http: Request) -> Response:
 
 async def _answer(routes: Routes, http: Request) -> Response:
     body = await read(http, ForkRequest, routes.state.config.limits, routes.unknown_names)
-    branches = _branches(body)
-    samplings = [branch_sampling(branch) for branch in branches]
+    branches = _branches(body, routes)
     call = _ForkCall(routes, http, body, branches)
-    for sampling in samplings:
-        sampling.check_against_model(call.loaded.info.vocab_size)
+    samplings = [
+        _sampling(branch, None if body.branches is None else number, call.loaded.info.vocab_size)
+        for number, branch in enumerate(branches)
+    ]
     generation = await call.branch(samplings)
     if body.stream:
         return await call.stream(generation, call.chunks, "text_completion")
     return json_response(call.whole(await generation.collect(), generation))
 
 
-def _branches(body: ForkRequest) -> list[BranchFields]:
+def _branches(body: ForkRequest, routes: Routes) -> list[BranchFields]:
     """Each with the call's fields where it has none of its own; one that stands for all n where they are alike."""
     if body.branches is None:
         return [body]
     if body.n is not None and body.n != 1:
         raise BadRequest("n and branches both say how many; leave n out, or branches", param="n")
+    for branch in body.branches:
+        routes.unknown_names.note((branch.model_extra or {}).keys() - ForkRequest.model_fields.keys())
     return [_merged(body, branch, f"branches[{number}]") for number, branch in enumerate(body.branches)]
 
 
-def _merged(body: ForkRequest, branch: BranchFields, where: str) -> BranchFields:
-    own = {name: value for name in branch.model_fields_set if (value := getattr(branch, name)) is not None}
+def _sampling(branch: BranchFields, number: int | None, vocab_size: int) -> SamplingParams:
+    """Raises BadRequest that names the branch, where there are several."""
+    try:
+        sampling = branch_sampling(branch)
+        sampling.check_against_model(vocab_size)
+    except BadRequest as error:
+        if number is None:
+            raise
+        raise BadRequest(f"branches[{number}]: {error.message}", param=error.param) from None
+    return sampling
+
+
+def _merged(body: ForkRequest, branch: Branch, where: str) -> BranchFields:
+    given = {**{name: getattr(branch, name) for name in branch.model_fields_set}, **(branch.model_extra or {})}
+    own = {name: value for name, value in given.items() if name in ForkRequest.model_fields and value is not None}
     for name in own:
         if name in _OF_THE_CALL:
             raise BadRequest(f"{where}.{name} is the whole call's; set it beside branches", param="branches")

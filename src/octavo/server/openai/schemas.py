@@ -155,13 +155,19 @@ class BranchFields(SamplingFields):
     add_special_tokens: Any = neutral(False)
 
 
+class Branch(BranchFields):
+    """One of several, with what it has of its own; forks.py reads and refuses names that are not a branch's."""
+
+    model_config = ConfigDict(extra="allow")
+
+
 class ForkRequest(BranchFields):
     """POST /v1/fork: other continuations of an earlier answer of this key, live or ended lately."""
 
     id: Annotated[str, Field(min_length=1, max_length=MAX_REQUEST_ID_CHARS)]  # as in the answer or any of its chunks
     index: Annotated[int, Field(ge=0, le=MAX_INT)] | None = None  # of the choice; absent: 0
     num_tokens: Annotated[int, Field(ge=0, le=MAX_INT)] | None = None  # of the answer that are kept; absent: all so far
-    branches: Annotated[list[BranchFields], Field(min_length=1, max_length=MAX_N, fail_fast=True)] | None = Field(
+    branches: Annotated[list[Branch], Field(min_length=1, max_length=MAX_N, fail_fast=True)] | None = Field(
         default=None, description="a list of objects with what each branch has of its own; absent: n alike"
     )
 
