@@ -11,6 +11,8 @@ Language Models", OSDI 2024). Refuses to know where a client's name came from.
                   that leaving for a moment wipes nothing out
     rank          (1, order) while it waits, (0, number of the start) while it runs: frozen, so that the first of the
                   running ones stays the first until it ends
+    passed by     a client that waits goes first once others had PASSES starts since its own last one (or, where there
+                  are many clients, PASSES_A_CLIENT for each): newcomers without end, each below it, never starve it
     displacing    a request that never ran may displace running ones of a client with a counter at least as high, as
                   long as that client keeps, by weight, at least as many rows as the newcomer's then has. Where the
                   newcomer's client runs something already, the other must be ahead by HEAD_START: no ping-pong, for
@@ -32,6 +34,7 @@ from octavo.core.scheduler_output import SchedulerOutput
 PROMPT_TOKEN_COST = 1.0
 DRAWN_TOKEN_COST = 2.0
 HEAD_START = 2048.0  # in charged tokens
+PASSES, PASSES_A_CLIENT = 256, 2
 KEPT_SHARE = 64  # one place of so many in the queue, at least one, is kept for clients with nothing in it
 MAX_IDLE_CLIENTS = 1024  # whose counters are kept; the one that left first is forgotten
 
@@ -39,7 +42,7 @@ _order = attrgetter("order")
 
 
 class _Client:
-    __slots__ = ("counter", "num_active", "num_running", "waiting", "weight")
+    __slots__ = ("counter", "num_active", "num_running", "passed_since", "waiting", "weight")
 
     def __init__(self, weight: float) -> None:
         self.counter = 0.0
@@ -47,6 +50,7 @@ class _Client:
         self.num_active = 0  # requests that have not ended
         self.num_running = 0  # of these
         self.waiting: list[Request] = []  # by order
+        self.passed_since = 0  # the number of starts when it began to wait, or had its last one
 
 
 class FairShare:
@@ -80,6 +84,8 @@ class FairShare:
             client.num_active += 1
         else:
             client.num_running -= 1
+        if not client.waiting:
+            client.passed_since = self._num_starts
         insort(client.waiting, request, key=_order)
         return (1, request.order)
 
@@ -90,6 +96,7 @@ class FairShare:
         if not request.was_started:
             client.counter += PROMPT_TOKEN_COST * num_tokens / client.weight
         self._num_starts += 1
+        client.passed_since = self._num_starts
         return (0, self._num_starts)
 
     def ended(self, request: Request) -> None:
@@ -120,7 +127,7 @@ class FairShare:
 
     def candidates(self, waiting: Listing[Request]) -> Iterator[Request]:
         """The oldest request of the client with the least counter, again after each; of equal ones, of the client that
-        runs less, then the oldest."""
+        runs less, then the oldest. Before them whoever was passed by too often, the longest first."""
         del waiting  # its own queues hold the same
         heap = [(*self._place(client, 0), 0, name) for name, client in self._clients.items() if client.waiting]
         heapify(heap)
@@ -135,9 +142,11 @@ class FairShare:
             else:
                 heappop(heap)
 
-    @staticmethod
-    def _place(client: _Client, place: int) -> tuple[float, int, int]:
-        return client.counter, client.num_running, client.waiting[place].order
+    def _place(self, client: _Client, place: int) -> tuple[int, float, int, int]:
+        num_passed = self._num_starts - client.passed_since
+        most = max(PASSES, PASSES_A_CLIENT * (len(self._clients) - self._num_idle))
+        urgency = -num_passed if num_passed >= most else 0
+        return urgency, client.counter, client.num_running, client.waiting[place].order
 
     def precedence(self, request: Request) -> Rank:
         client = self._clients[request.client_id]

@@ -5,7 +5,8 @@ from random import Random
 
 import pytest
 
-from octavo.core.fair import DRAWN_TOKEN_COST, MAX_IDLE_CLIENTS, FairShare
+from octavo.core import fair as fair_module
+from octavo.core.fair import DRAWN_TOKEN_COST, MAX_IDLE_CLIENTS, PASSES, FairShare
 from octavo.core.request import Request, Status
 from octavo.core.scheduler import Scheduler, SchedulerConfig
 from octavo.errors import QueueFull
@@ -86,6 +87,64 @@ def test_one_client_cannot_fill_the_queue_to_the_last_place() -> None:
     for name in ("refused", "also refused", "no place left"):
         del run.requests[name]
     run.drain()
+
+
+@pytest.mark.parametrize("num_waiting", [3, 40])
+def test_newcomers_without_end_do_not_starve_a_client_that_got_more(
+    num_waiting: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each comes in level with the least served one, which is the one before it: without a bound, for ever."""
+    monkeypatch.setattr(fair_module, "PASSES", 20)
+    run = FairRunner(FairShare(), max_num_seqs=2)
+    num_come = 0
+
+    def refill() -> None:
+        nonlocal num_come
+        while run.scheduler.stats().num_waiting < num_waiting:
+            run.add(f"new{num_come}", f"client {num_come}", range(num_come, num_come + 4), max_tokens=3)
+            num_come += 1
+
+    refill()
+    run.add("first", "steady", range(4), max_tokens=30)
+    while not run.requests["first"].was_started:
+        run.step()
+        refill()
+    while run.requests["first"].status is not Status.FINISHED:
+        run.step()
+        refill()
+    assert run.fair.counter("steady") > max(run.fair.counter(f"client {n}") for n in range(num_come))
+
+    run.add("second", "steady", range(4), max_tokens=1)
+    before, num_passed, most = run.fair._num_starts, 0, max(20, 2 * (num_waiting + 3))
+    while not run.requests["second"].was_started:
+        run.step()
+        refill()
+        num_passed = run.fair._num_starts - before
+        assert num_passed <= most + 2, "it starves"
+    assert num_passed > num_waiting, "newcomers that got less went first"
+    run.scheduler.abort_all()
+    run.drain()
+
+
+def test_who_was_passed_by_too_often_goes_first_and_the_longest_of_them_before() -> None:
+    fair = FairShare()
+    made = {name: asked(name, name[0]) for name in ("a1", "a2", "b1", "c1")}
+    for order, each in enumerate(made.values()):
+        each.order = order
+        each.rank = fair.queued(each)
+    fair._clients["c"].counter, fair._clients["b"].counter = 900.0, 100.0
+
+    def names() -> list[str]:
+        return [each.request_id for each in fair.candidates(())]
+
+    assert names() == ["a1", "a2", "b1", "c1"]
+    fair._num_starts = PASSES
+    fair._clients["a"].passed_since = 1
+    assert names() == ["b1", "c1", "a1", "a2"]
+    fair._clients["b"].passed_since = 1
+    assert names() == ["c1", "a1", "a2", "b1"]
+    fair._num_starts += 1
+    assert names() == ["c1", "a1", "a2", "b1"]
 
 
 # -- what is charged -----------------------------------------------------------------------------------------------------
