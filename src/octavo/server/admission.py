@@ -33,8 +33,8 @@ class Admission:
         """Raises QueueFull when every place is taken."""
         if self._taken >= self._capacity:
             raise QueueFull(
-                f"{self._taken} requests are in the queue, the limit is {self._capacity}; try again later, "
-                "or start with a larger --max-queue",
+                f"{self._taken} requests run or wait, the limit for both is {self._capacity}; try again later, or "
+                "start with a larger --max-queue",
                 retry_after_seconds=retry_after_seconds(self._queue_seconds()),
             )
         self._occupy()

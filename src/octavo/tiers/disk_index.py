@@ -96,12 +96,12 @@ class DiskIndex:
     def transaction(self) -> Iterator[None]:
         """Holds the lock of all processes, so that no reader makes the end fail; rolled back when the body raises.
 
-        Raises sqlite3.DatabaseError where another process has set this file aside: there is another index now.
+        Raises sqlite3.DatabaseError where the file is gone, or another process has set it aside: what is stored here
+        then, nobody would find.
         """
         self._connection.execute("BEGIN EXCLUSIVE")
         try:
-            if not self._is_in_place():
-                raise sqlite3.DatabaseError("another server has set it aside")
+            self._check_in_place()
             (self.clock,) = self._connection.execute("SELECT clock FROM totals").fetchone()
             yield
             self._connection.execute("UPDATE totals SET clock = ?", (self.clock,))
@@ -111,11 +111,13 @@ class DiskIndex:
                 self._connection.execute("ROLLBACK")
             raise
 
-    def _is_in_place(self) -> bool:
+    def _check_in_place(self) -> None:
         try:
-            return os.stat(self._path).st_ino == self._inode
+            inode = os.stat(self._path).st_ino
         except FileNotFoundError:
-            return False
+            raise sqlite3.DatabaseError("it was removed, or another server has set it aside") from None
+        if inode != self._inode:
+            raise sqlite3.DatabaseError("another server has set it aside")
 
     def insert(self, key: bytes, length: int, charge: int) -> None:
         """A new block, the youngest. In a transaction, like all that follow up to `recount`."""

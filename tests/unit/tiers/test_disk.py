@@ -283,6 +283,16 @@ def test_a_vanished_folder_turns_it_off_when_writing(
     turned_off(tier, caplog, "No such file or directory")
 
 
+def test_a_vanished_index_turns_it_off(make: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    tier = make()
+    put(tier, 0)
+    assert tier.flush(SECONDS)
+    (tmp_path / FOLDER / "index.sqlite").unlink()
+    put(tier, 1)
+    assert not tier.flush(SECONDS)
+    turned_off(tier, caplog, "its index fails: it was removed")
+
+
 def test_a_vanished_folder_turns_it_off_when_reading(
     make: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
