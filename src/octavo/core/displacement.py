@@ -7,9 +7,10 @@ flight, or anybody at all where a newcomer would not get enough by it.
 
 from __future__ import annotations
 
-from octavo.core.kv_cache_manager import Hit, KVCacheManager
+from octavo.core.kv_cache_manager import KVCacheManager
 from octavo.core.policies import OrderingPolicy
 from octavo.core.preemption import PreemptionPolicy, least_preempted
+from octavo.core.prefix_hit import Hit
 from octavo.core.request import Request
 from octavo.core.roster import Roster
 

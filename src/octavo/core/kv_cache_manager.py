@@ -1,7 +1,7 @@
 """Block tables and the prefix cache of all sequences: allocate, share, copy on write, fold, free.
 
-Called by the scheduler. The only writer of `BlockTables` and the only caller of `BlockPool`; refuses to know requests,
-queues and policies. A question (`find_hit`, `fits`) changes nothing; `allocate` does everything or nothing.
+Called by the scheduler. The only writer of `BlockTables`, and the only one who takes blocks from `BlockPool` and gives
+them back; refuses to know requests, queues and policies. What of a prompt is cached, `HitFinder` says. A question (`find_hit`, `fits`) changes nothing; `allocate` does everything or nothing.
 
 What executors must be told (copies, changed tables) collects here until the scheduler takes it into a plan.
 """
@@ -9,42 +9,14 @@ What executors must be told (copies, changed tables) collects here until the sch
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 from octavo.core.block import NULL_BLOCK, Block, BlockId, SeqId
 from octavo.core.block_pool import BlockPool
 from octavo.core.block_table import BlockTables
+from octavo.core.prefix_hit import Elsewhere, Hit, HitFinder
 from octavo.core.prefix_key import KeyChain
 from octavo.core.scheduler_output import BlockUpdate
-
-Elsewhere = Callable[[int, bytes], bool]
-"""(group, prefix key) -> whether a block that the pool lacks can be had from a tier."""
-
-
-@dataclass(frozen=True, slots=True)
-class Absent:
-    """A block of a hit that lies in a tier: its payload must be loaded."""
-
-    group: int
-    index: int  # logical block
-    key: bytes
-    tokens: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Hit:
-    """The longest prefix whose KV exists in every group.
-
-    `num_tokens` is a multiple of the block size, except where the blocks are those of a live sequence (`origin`), which
-    also shares the one it is filling.
-    """
-
-    num_tokens: int
-    blocks: tuple[tuple[Block | None, ...], ...]
-    """[group][logical block]; None below a sliding window, and where the block is among `absent`."""
-    absent: tuple[Absent, ...] = ()
-    origin: BlockTables | None = None
 
 
 def blocks_held(windows: Sequence[int | None], num_tokens: int, block_size: int, max_chunk_tokens: int) -> int:
@@ -79,7 +51,7 @@ class KVCacheManager:
         self.num_copies = 0
         self.num_folded = 0
         self._max_chunk_tokens = max_chunk_tokens  # the most tokens of one sequence in one step
-        self._no_hit = Hit(0, tuple(() for _ in self.windows))
+        self._finder = HitFinder(pool, block_size, self.windows)
         self._tables: dict[SeqId, BlockTables] = {}
         self._copies: dict[BlockId, BlockId] = {}  # target -> source
         self._loads: list[tuple[BlockId, bytes]] = []
@@ -102,26 +74,13 @@ class KVCacheManager:
     def find_hit(self, keys: KeyChain, num_tokens: int, elsewhere: Elsewhere | None = None) -> Hit:
         """The longest cached prefix of the first `num_tokens` tokens; `keys` covers their full blocks.
 
-        Where the whole of them is cached, the last token is run again for its logits, with its KV already there.
         `elsewhere` is asked about blocks the pool does not have.
         """
-        if not self.enable_prefix_caching:
-            return self._no_hit
-        total = num_tokens // self.block_size
-        if len(self.windows) == 1 and self.windows[0] is None:
-            found = self._leading_hits(0, keys, total, elsewhere)
-            return self._hit(keys, len(found), (0,), [found]) if found else self._no_hit
-        return self._find_hit_in_groups(keys, num_tokens, total, elsewhere)
+        return self._finder.find(keys, num_tokens, elsewhere) if self.enable_prefix_caching else self._finder.no_hit
 
     def find_origin(self, origin: BlockTables, num_computed_tokens: int, num_tokens: int) -> Hit:
         """The first `num_tokens` tokens of a live sequence, as far as it has computed them, partial block included."""
-        reached = min(num_computed_tokens, num_tokens)
-        end = -(-reached // self.block_size)
-        begin = [0 if w is None else self._first_kept(w, reached, num_tokens) for w in self.windows]
-        if reached == 0 or any(map(int.__gt__, origin.num_dropped, begin)):
-            return self._no_hit  # it has left a window that the new sequence needs
-        blocks = ((None,) * first + tuple(table[first:end]) for first, table in zip(begin, origin.blocks, strict=True))
-        return Hit(reached, tuple(blocks), origin=origin)
+        return self._finder.find_in(origin, min(num_computed_tokens, num_tokens), num_tokens)
 
     def fits(self, hit: Hit, num_tokens: int, watermark: int) -> bool:
         """Whether a sequence that takes `hit` could grow to `num_tokens` now and leave `watermark` blocks free."""
@@ -278,60 +237,6 @@ class KVCacheManager:
 
     def _widest(self, window: int | None, num_tokens: int) -> int:
         return blocks_held((window,), num_tokens, self.block_size, self._max_chunk_tokens)
-
-    def _leading_hits(self, group: int, keys: KeyChain, total: int, elsewhere: Elsewhere | None) -> list[Block | None]:
-        """The blocks found before the first that nobody has; None stands for one that lies elsewhere."""
-        found: list[Block | None] = []
-        find = self.pool.find
-        for key, tokens in zip(keys.keys[:total], keys.tokens, strict=False):
-            block = find(group, key, tokens)
-            if block is None and (elsewhere is None or not elsewhere(group, key)):
-                break
-            found.append(block)
-        return found
-
-    def _find_hit_in_groups(self, keys: KeyChain, num_tokens: int, total: int, elsewhere: Elsewhere | None) -> Hit:
-        """Full groups bound the length; then the longest whose last window is to be had in each sliding group."""
-        table: list[list[Block | None]] = []
-        runs: list[list[int]] = []  # [sliding group][i]: how many blocks that can be had end just before block i
-        for group, window in enumerate(self.windows):
-            if window is None:
-                leading = self._leading_hits(group, keys, total, elsewhere)
-                table.append(leading)
-                total = len(leading)
-        for group, window in enumerate(self.windows):
-            if window is not None:
-                blocks = [self.pool.find(group, keys.keys[i], keys.tokens[i]) for i in range(total)]
-                run = [0]
-                for block, key in zip(blocks, keys.keys, strict=False):
-                    is_there = block is not None or (elsewhere is not None and elsewhere(group, key))
-                    run.append(run[-1] + 1 if is_there else 0)
-                table.insert(group, blocks)
-                runs.append(run)
-        sliding = [window for window in self.windows if window is not None]
-        for length in range(total, 0, -1):
-            kept = [self._first_kept(window, length * self.block_size, num_tokens) for window in sliding]
-            if all(run[length] >= length - first for run, first in zip(runs, kept, strict=True)):
-                firsts = iter(kept)
-                begin = [0 if window is None else next(firsts) for window in self.windows]
-                return self._hit(keys, length, begin, table)
-        return self._no_hit
-
-    def _hit(self, keys: KeyChain, length: int, begin: Sequence[int], table: Sequence[list[Block | None]]) -> Hit:
-        """`length` blocks; group g needs those from `begin[g]` on."""
-        absent = tuple(
-            Absent(group, index, keys.keys[index], keys.tokens[index])
-            for group, (first, blocks) in enumerate(zip(begin, table, strict=True))
-            for index in range(first, length)
-            if blocks[index] is None
-        )
-        kept = ((None,) * first + tuple(blocks[first:length]) for first, blocks in zip(begin, table, strict=True))
-        return Hit(length * self.block_size, tuple(kept), absent)
-
-    def _first_kept(self, window: int, num_hit_tokens: int, num_tokens: int) -> int:
-        """First block a group with `window` needs when the first `num_hit_tokens` of a prompt are there."""
-        position = num_hit_tokens - (num_hit_tokens == num_tokens)  # the last token is run again
-        return max(position - window + 1, 0) // self.block_size
 
     def _leave_windows(self, tables: BlockTables, first: int) -> None:
         """Gives back blocks wholly below the window of position `first`; later positions see even less."""

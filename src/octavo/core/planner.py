@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 
 from octavo.core.block import SeqId
 from octavo.core.displacement import Displacement
-from octavo.core.kv_cache_manager import Hit, KVCacheManager
+from octavo.core.kv_cache_manager import KVCacheManager
+from octavo.core.prefix_hit import Hit
 from octavo.core.prefix_lookup import PrefixLookup
 from octavo.core.request import Request, Sequence, Status
 from octavo.core.roster import Roster

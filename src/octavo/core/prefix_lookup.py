@@ -12,8 +12,9 @@ from __future__ import annotations
 
 from collections import Counter
 
-from octavo.core.kv_cache_manager import Hit, KVCacheManager
+from octavo.core.kv_cache_manager import KVCacheManager
 from octavo.core.prefix_history import PrefixHistory
+from octavo.core.prefix_hit import Hit
 from octavo.core.request import Sequence, Status
 from octavo.core.roster import Roster
 from octavo.core.scheduler_config import SchedulerConfig

@@ -23,8 +23,9 @@ from collections.abc import Sequence as Listing
 from operator import attrgetter
 
 from octavo.core.block import SeqId
-from octavo.core.kv_cache_manager import Hit, KVCacheManager
+from octavo.core.kv_cache_manager import KVCacheManager
 from octavo.core.policies import OrderingPolicy
+from octavo.core.prefix_hit import Hit
 from octavo.core.request import Request, Sequence, Status
 
 _rank = attrgetter("rank")

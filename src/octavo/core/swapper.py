@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from hashlib import sha256
 
 from octavo.core.block import SeqId
-from octavo.core.kv_cache_manager import Hit
+from octavo.core.prefix_hit import Hit
 from octavo.core.protocols import Tier
 from octavo.core.request import Sequence, Status
 from octavo.core.swap_costs import SwapCosts, SwapDecision

@@ -38,9 +38,14 @@ def plan_kv_budget(
         return blocks_held(group_windows, num_tokens, config.block_size, config.max_num_batched_tokens)
 
     def longest(num_blocks: int, limit: int) -> int:
-        """The most tokens up to `limit`, in whole blocks or all, that `num_blocks` hold; 0 where not even one."""
+        """The most tokens up to `limit`, in whole blocks or all, that `num_blocks` hold. ConfigError: not even one."""
         rooms = range(1, -(-limit // config.block_size) + 1)
         fitting = bisect_right(rooms, num_blocks, key=lambda room: blocks_for(room * config.block_size))
+        if not fitting:
+            raise ConfigError(
+                f"{source} holds no KV block of {kv_bytes_per_block} bytes; give more memory or use a smaller model",
+                param="kv_cache_memory_bytes" if is_fixed else "gpu_memory_utilization",
+            )
         return min(fitting * config.block_size, limit)
 
     asked = config.max_model_len
@@ -57,16 +62,10 @@ def plan_kv_budget(
     )
     if num_blocks >= needed:
         return KVBudget(num_blocks, wanted)
-    no_block = ConfigError(
-        f"{source} holds no KV block of {kv_bytes_per_block} bytes; give more memory or use a smaller model",
-        param="kv_cache_memory_bytes" if is_fixed else "gpu_memory_utilization",
-    )
     possible = num_blocks if is_fixed else max(num_blocks, available_bytes // kv_bytes_per_block)
     if asked is None:
         num_blocks = max(num_blocks, min(blocks_for(1), possible))
         fits = longest(num_blocks, wanted)
-        if fits < 1:
-            raise no_block
         if fits == wanted:
             return KVBudget(num_blocks, wanted)
         line = f"max_model_len lowered from {wanted} to {fits} tokens: {source} holds {num_blocks} blocks"
@@ -78,8 +77,6 @@ def plan_kv_budget(
         )
         return KVBudget(needed, asked, (line,))
     fits = longest(possible, asked)
-    if fits < 1:
-        raise no_block
     raise ConfigError(
         f"max_model_len is {asked}, which needs {needed} blocks of {config.block_size} tokens; {source} holds "
         f"{possible}; the largest that fits is {fits}: start with --max-model-len {fits} or less, or give more memory",

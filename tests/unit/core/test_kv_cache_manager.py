@@ -3,7 +3,8 @@ from __future__ import annotations
 from octavo.core.block import NULL_BLOCK, BlockId, SeqId
 from octavo.core.block_pool import BlockPool
 from octavo.core.block_table import BlockTables
-from octavo.core.kv_cache_manager import Elsewhere, KVCacheManager
+from octavo.core.kv_cache_manager import KVCacheManager
+from octavo.core.prefix_hit import Elsewhere
 from octavo.core.prefix_key import KeyChain
 from octavo.core.scheduler_output import BlockUpdate
 

@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from octavo.core.block import SeqId
-from octavo.core.kv_cache_manager import Absent, Hit
+from octavo.core.prefix_hit import Absent, Hit
 from octavo.core.prefix_key import KeyChain
 from octavo.core.request import Request, Sequence, Status
 from octavo.core.swap_costs import SwapCosts, SwapPolicy
