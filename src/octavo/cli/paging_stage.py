@@ -186,9 +186,8 @@ def fake_stage(words: Sequence[str], beside: Sequence[str] | None, wanted: Wante
         next_token=next_token if wanted.beams is None else hashed_token,
         logprob_step=fake_logprob_step,
     )
-    return _stage(
-        prompts, wanted, executor, "fake executor", lambda token: token_word(vocabulary[token].encode()), wanted.windows
-    )
+    speaker = _Speaker(executor, "fake executor", lambda token: token_word(vocabulary[token].encode()), wanted.windows)
+    return _stage(prompts, wanted, speaker)
 
 
 def model_stage(text: str, beside: str | None, model: str | None, wanted: Wanted) -> Stage:
@@ -219,27 +218,32 @@ def model_stage(text: str, beside: str | None, model: str | None, wanted: Wanted
     if not all(prompts):
         raise BadRequest("the text is empty; give at least one word")
     if len(engine.scheduler.config.group_windows) > 1:
-        raise BadRequest(f"{info.model} keeps several block tables a sequence; this example shows models with one")
-    return _stage(
-        prompts,
-        wanted,
+        raise BadRequest(
+            f"{info.model} keeps {len(engine.scheduler.config.group_windows)} block tables a sequence, and a text is "
+            "shown with models that keep one; --tokens A,B,C --window TOKENS shows two"
+        )
+    speaker = _Speaker(
         engine.executor,
         f"{info.model}, {info.executor} executor",
         lambda token: token_word(tokenizer.token_bytes(token)),
         engine.scheduler.config.group_windows,
         info.max_model_len,
     )
+    return _stage(prompts, wanted, speaker)
 
 
-def _stage(
-    prompts: Sequence[tuple[int, ...]],
-    wanted: Wanted,
-    executor: Executor,
-    executor_name: str,
-    token: Callable[[int], str],
-    windows: tuple[int | None, ...],
-    max_model_len: int | None = None,
-) -> Stage:
+@dataclass(frozen=True, slots=True)
+class _Speaker:
+    """Who continues the prompts."""
+
+    executor: Executor
+    name: str
+    token: Callable[[int], str]  # printable
+    windows: tuple[int | None, ...]
+    max_model_len: int | None = None
+
+
+def _stage(prompts: Sequence[tuple[int, ...]], wanted: Wanted, speaker: _Speaker) -> Stage:
     """Core's scheduler over a pool of the wanted size, and the requests for it."""
     wanted.check(len(prompts[0]))
     num_blocks = wanted.num_blocks(*map(len, prompts))
@@ -248,22 +252,23 @@ def _stage(
         SchedulerConfig(
             num_blocks=num_blocks,
             block_size=wanted.block_size,
-            max_model_len=max_model_len or max(len(each) + wanted.num_new_tokens(len(each)) for each in prompts),
+            max_model_len=speaker.max_model_len
+            or max(len(each) + wanted.num_new_tokens(len(each)) for each in prompts),
             max_num_seqs=num_sequences,
             max_num_batched_tokens=max(MAX_CHUNK_TOKENS, num_sequences),
-            group_windows=windows,
+            group_windows=speaker.windows,
         )
     )
-    story = PagingStory(scheduler, executor, num_blocks, wanted.block_size)
+    story = PagingStory(scheduler, speaker.executor, num_blocks, wanted.block_size)
     notation = Notation(
-        token=token,
+        token=speaker.token,
         block_size=wanted.block_size,
         num_blocks=num_blocks,
         first_block=wanted.first_block(),
         num_sequences=num_sequences,
-        windows=windows,
+        windows=speaker.windows,
     )
-    return Stage(story, Script(prompts, wanted), notation, executor, executor_name)
+    return Stage(story, Script(prompts, wanted), notation, speaker.executor, speaker.name)
 
 
 def token_word(data: bytes) -> str:
