@@ -1,8 +1,8 @@
 """The physical blocks: who is free, who is referenced, which prefix key leads to which block.
 
-Called by `KVCacheManager`, which takes blocks and gives them back, by `HitFinder`, which looks them up, and by `Scheduler`,
-which sets the clock and empties the cache. Refuses to know sequences, tables and tokens' meaning. Every operation is O(1) a block,
-and a pool of 10^6 blocks costs nothing until its blocks are touched.
+Called by `KVCacheManager`, which takes blocks and gives them back, by `HitFinder`, which looks them up, and by
+`Scheduler`, which sets the clock and empties the cache. Refuses to know sequences, tables and tokens' meaning. Every
+operation is O(1) a block, and a pool of 10^6 blocks costs nothing until its blocks are touched.
 
 Every block is in exactly one of four places:
 

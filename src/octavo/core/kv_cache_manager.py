@@ -1,7 +1,8 @@
 """Block tables and the prefix cache of all sequences: allocate, share, copy on write, fold, free.
 
 Called by the scheduler. The only writer of `BlockTables`, and the only one who takes blocks from `BlockPool` and gives
-them back; refuses to know requests, queues and policies. What of a prompt is cached, `HitFinder` says. A question (`find_hit`, `fits`) changes nothing; `allocate` does everything or nothing.
+them back; refuses to know requests, queues and policies. What of a prompt is cached, `HitFinder` says. A question
+(`find_hit`, `fits`) changes nothing; `allocate` does everything or nothing.
 
 What executors must be told (copies, changed tables) collects here until the scheduler takes it into a plan.
 """
