@@ -279,4 +279,5 @@ class BlockPool:
             for key, block in by_key.items():
                 assert (block.key, block.group) == (key, group), f"{block!r} is found by a wrong key"
                 assert block.tokens
+        assert all(block.key is not None or not block.is_stored for block in self._blocks), "stored under no key"
         assert num_keys == sum(block.key is not None for block in self._blocks), "a block has a key nobody finds"

@@ -56,6 +56,24 @@ def test_the_least_recently_released_cached_block_is_evicted_first() -> None:
     assert ids(pool.take(3)) == [2, 0, 1]
 
 
+def test_a_block_with_a_new_key_was_not_stored_under_it() -> None:
+    """A tier has what a block held, not what it holds next: a mark that survived would keep that out of the tier."""
+    for drop in ("evict", "forget"):
+        pool = BlockPool(1)
+        [block] = pool.take(1)
+        publish(pool, block, b"a")
+        pool.release(block)
+        pool.note_stored(block.block_id)
+        assert pool.to_store(1) == []
+        if drop == "forget":
+            pool.forget_keys()
+        [again] = pool.take(1)
+        publish(pool, again, b"b")
+        pool.release(again)
+        assert pool.to_store(1) == [again]
+        pool.check_integrity({})
+
+
 def test_a_cached_block_taken_back_leaves_the_middle_of_the_queue() -> None:
     pool = BlockPool(3)
     blocks = pool.take(3)
