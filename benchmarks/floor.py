@@ -18,16 +18,16 @@ import json
 import sys
 from pathlib import Path
 
+from bounds import Bounds, is_missed, show
 from server_process import ServerProcess
 
 from octavo.cli.machine import ReadBandwidth, describe_machine, machine_line
-from octavo.cli.measure import Figure, Load, measure_decode, measure_prefill, table
+from octavo.cli.measure import Figure, Load, measure_decode, measure_prefill
 from octavo.cli.sizes import format_size
 from octavo.config import DEFAULT_MODEL, EngineConfig, forced_isa
 from octavo.engine.build import build_engine
 
-# name -> (least, or None; most, or None)
-FLOOR: dict[str, tuple[float | None, float | None]] = {
+FLOOR: Bounds = {
     "decode, 1 stream": (150, None),
     "decode, 16 streams": (600, None),
     "prefill, 128 tokens": (1000, None),
@@ -100,22 +100,6 @@ def installed_size(environment: Path) -> Figure:
     return Figure("installed size", "MB", [sum(path.stat().st_blocks * 512 for path in files) / 1e6])
 
 
-def verdict(figure: Figure) -> str:
-    """ "" where there is no floor for it."""
-    least, most = FLOOR.get(figure.name, (None, None))
-    if least is not None:
-        return f"floor {least:,.0f}: {'met' if figure.median >= least else 'MISSED'}"
-    if most is not None:
-        return f"limit {most:,.0f}: {'met' if figure.median < most else 'MISSED'}"
-    return ""
-
-
-def show(figures: list[Figure]) -> None:
-    """Lines for people, as soon as they are known: a fault later must not lose what was measured."""
-    for figure, line in zip(figures, table(figures), strict=True):
-        print(f"{line:<110} {verdict(figure)}".rstrip(), flush=True)
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default=DEFAULT_MODEL)
@@ -130,16 +114,16 @@ def main() -> int:
     machine = describe_machine()
     print(machine_line(machine), flush=True)
     figures = measure_speed(options, machine)
-    show(figures)
+    show(figures, FLOOR)
     server = measure_server(options)
     if options.installed_size is not None:
         server.append(installed_size(options.installed_size))
-    show(server)
+    show(server, FLOOR)
     figures += server
     print(f"weights {format_size(float(str(machine['weight_bytes'])))}; KV allowed to the server {KV_BYTES}")
     named = {figure.name: figure.to_json() for figure in figures}
     print(json.dumps({"benchmark": "floor", "machine": machine, "figures": named}, ensure_ascii=False))
-    return int(options.check and any("MISSED" in verdict(figure) for figure in figures))
+    return int(options.check and is_missed(figures, FLOOR))
 
 
 if __name__ == "__main__":

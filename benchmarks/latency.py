@@ -28,8 +28,10 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from bounds import Bounds, is_missed, show
+
 from octavo.cli.machine import describe_machine, machine_line
-from octavo.cli.measure import Figure, table
+from octavo.cli.measure import Figure
 from octavo.config import DEFAULT_MODEL, EngineConfig, SchedulingPolicy, forced_isa
 from octavo.engine.build import build_engine
 from octavo.engine.engine import Engine
@@ -40,7 +42,7 @@ TARGET_ITL_MS = 50.0
 NUM_STREAMS, STREAM_TOKENS, LONG_PROMPT_TOKENS = 8, 128, 4096
 NUM_QUEUED, NUM_ROWS, QUEUED_PROMPT_TOKENS, QUEUED_NEW_TOKENS = 500, 64, 128, 128
 NEWCOMER_TOKENS = (64, 512)
-LIMITS: dict[str, tuple[float | None, float | None]] = {  # name -> (least, or None; most, or None)
+LIMITS: Bounds = {
     "target 50: p99 between tokens": (None, 75.0),
     "target 50: prefill, share of free": (0.60, None),
     "fair: first token, 512, ratio": (None, 3.0),
@@ -205,22 +207,6 @@ def measure_newcomer(
 # -- the answer --------------------------------------------------------------------------------------------------------
 
 
-def verdict(figure: Figure) -> str:
-    """ "" where nothing was promised."""
-    least, most = LIMITS.get(figure.name, (None, None))
-    if least is not None:
-        return f"at least {least:g}: {'met' if figure.median >= least else 'MISSED'}"
-    if most is not None:
-        return f"at most {most:g}: {'met' if figure.median <= most else 'MISSED'}"
-    return ""
-
-
-def show(figures: list[Figure]) -> list[Figure]:
-    for figure, line in zip(figures, table(figures), strict=True):
-        print(f"{line:<100} {verdict(figure)}".rstrip(), flush=True)
-    return figures
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default=DEFAULT_MODEL)
@@ -235,12 +221,18 @@ def main() -> int:
     )
     machine = describe_machine()
     print(machine_line(machine), flush=True)
-    figures = show(measure_target(options))
-    figures += show(measure_newcomer(options, "fair", options.repeats))
-    figures += show(measure_newcomer(options, "fcfs", 1, NEWCOMER_TOKENS[-1:]))
+    figures: list[Figure] = []
+    for measure in (
+        lambda: measure_target(options),
+        lambda: measure_newcomer(options, "fair", options.repeats),
+        lambda: measure_newcomer(options, "fcfs", 1, NEWCOMER_TOKENS[-1:]),
+    ):
+        new = measure()
+        show(new, LIMITS)
+        figures += new
     named = {figure.name: figure.to_json() for figure in figures}
     print(json.dumps({"benchmark": "latency", "machine": machine, "figures": named}, ensure_ascii=False))
-    return int(given.check and any("MISSED" in verdict(figure) for figure in figures))
+    return int(given.check and is_missed(figures, LIMITS))
 
 
 if __name__ == "__main__":

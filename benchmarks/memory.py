@@ -25,8 +25,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from bounds import Bounds, is_missed, show
+
 from octavo.cli.machine import describe_machine, machine_line
-from octavo.cli.measure import Figure, table
+from octavo.cli.measure import Figure
 from octavo.config import DEFAULT_MODEL, EngineConfig, forced_isa
 from octavo.engine.build import build_engine
 from octavo.engine.engine import Engine
@@ -37,8 +39,7 @@ NUM_SHARING, NUM_SHARED_TOKENS, NUM_OWN_TOKENS = 32, 1024, 32
 SWAP_LENGTHS = (256, 1024, 4096)
 RESUME_LENGTH, RESTART_LENGTH = 2048, 4096
 TIER_SIZE = "2GiB"
-# name -> (least, or None; most, or None)
-BARS: dict[str, tuple[float | None, float | None]] = {
+BARS: Bounds = {
     "tokens computed / needed, shared prefix": (None, 1.05),
     "throughput with / without caching": (0.99, None),
     "recompute / resume from disk, 2,048": (5.0, None),
@@ -194,16 +195,6 @@ def drop_from_cache(folder: Path) -> None:
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def verdict(figure: Figure) -> str:
-    """ "" where there is no bar for it."""
-    least, most = BARS.get(figure.name, (None, None))
-    if least is not None:
-        return f"at least {least:g}: {'met' if figure.median >= least else 'MISSED'}"
-    if most is not None:
-        return f"at most {most:g}: {'met' if figure.median <= most else 'MISSED'}"
-    return ""
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default=DEFAULT_MODEL)
@@ -221,11 +212,10 @@ def main() -> int:
     for measure in (bench.sharing, bench.cost, bench.swap, bench.restart):
         new = measure()
         figures += new
-        for figure, line in zip(new, table(new), strict=True):
-            print(f"{line:<100} {verdict(figure)}".rstrip(), flush=True)
+        show(new, BARS)
     named = {figure.name: figure.to_json() for figure in figures}
     print(json.dumps({"benchmark": "memory", "machine": machine, "figures": named}, ensure_ascii=False))
-    return int(options.check and any("MISSED" in verdict(figure) for figure in figures))
+    return int(options.check and is_missed(figures, BARS))
 
 
 if __name__ == "__main__":

@@ -50,8 +50,7 @@ class DebugRecord:
     request_id: str
     first_choice: int
     state: State
-    now: float  # this and all times: seconds of the engine's monotonic clock
-    arrival_time: float
+    arrival_time: float  # this and all times: seconds of the engine's monotonic clock
     first_scheduled_time: float | None
     first_token_time: float | None
     finished_time: float | None
@@ -133,10 +132,10 @@ class _Record:
         assert self.request is not None
         self.finished_time = now
         self.prompt = array("I", self.request.prompt_token_ids)
-        self.told = self.describe(now)
+        self.told = self.describe()
         self.request = None  # with its sequences, keys and parameters
 
-    def describe(self, now: float) -> DebugRecord:
+    def describe(self) -> DebugRecord:
         if self.told is not None:
             return self.told
         request = self.request
@@ -146,11 +145,10 @@ class _Record:
             request_id=self.request_id,
             first_choice=self.first_choice,
             state="finished" if is_finished else "running" if request.status is Status.RUNNING else "waiting",
-            now=now,
             arrival_time=request.arrival_time,
             first_scheduled_time=self.first_scheduled_time,
             first_token_time=self.first_token_time,
-            finished_time=now if is_finished else None,
+            finished_time=self.finished_time if is_finished else None,
             num_prompt_tokens=len(request.prompt_token_ids),
             num_given_tokens=request.num_given_tokens,
             num_cached_tokens=request.num_cached_tokens,
@@ -245,7 +243,7 @@ class Records:
         MAX_DESCRIBED. `owner` None: whoever asks may see all. Raises NotFound."""
         records = self._of_call(call_id, owner, now)
         wanted = [record for record in records if record.first_choice + len(record.samples) > first_choice]
-        return tuple(record.describe(now) for record in wanted[:MAX_DESCRIBED])
+        return tuple(record.describe() for record in wanted[:MAX_DESCRIBED])
 
     def locate(self, point: ForkPoint, owner: str, now: float) -> Place:
         """Raises NotFound; BadRequest where the owner asks for a choice or for tokens that there are not."""

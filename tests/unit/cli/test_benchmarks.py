@@ -66,11 +66,23 @@ def test_the_floor_program_measures_all_it_promises(floor: ModuleType) -> None:
     assert 0 < memory["engine_process_mb"] < memory["median"]
 
 
-def test_a_floor_is_met_or_missed_and_nothing_else_is_judged(floor: ModuleType) -> None:
-    assert floor.verdict(Figure("decode, 1 stream", "", [149.0])) == "floor 150: MISSED"
-    assert floor.verdict(Figure("decode, 1 stream", "", [150.0])) == "floor 150: met"
-    assert floor.verdict(Figure("ready", "", [3.0])) == "limit 3: MISSED"
-    assert floor.verdict(Figure("other", "", [1.0])) == ""
+def test_a_bound_is_met_or_missed_and_nothing_else_is_judged(floor: ModuleType) -> None:
+    from bounds import is_missed, verdict
+
+    slow, fast, late, other = (
+        Figure("decode, 1 stream", "", [149.0]),
+        Figure("decode, 1 stream", "", [150.0]),
+        Figure("ready", "", [3.1]),
+        Figure("other", "", [1.0]),
+    )
+    assert [verdict(figure, floor.FLOOR) for figure in (slow, fast, late, other)] == [
+        "at least 150: MISSED",
+        "at least 150: met",
+        "at most 3: MISSED",
+        "",
+    ]
+    assert is_missed([fast, late], floor.FLOOR)
+    assert not is_missed([fast, other], floor.FLOOR)
 
 
 def test_the_installed_size_leaves_out_what_every_environment_has(floor: ModuleType, tmp_path: Path) -> None:

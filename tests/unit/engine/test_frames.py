@@ -48,7 +48,7 @@ BRANCH = dataclasses.replace(
     REQUEST, prompt_token_ids=(), owner="o", tenant="t", fork_of=ForkPoint("id", 1), first_choice=4
 )
 RECORD = DebugRecord(
-    request_id="id.0", first_choice=0, state="finished", now=9.0, arrival_time=1.0, first_scheduled_time=None,
+    request_id="id.0", first_choice=0, state="finished", arrival_time=1.0, first_scheduled_time=None,
     first_token_time=2.0, finished_time=3.0, num_prompt_tokens=5, num_given_tokens=1, num_cached_tokens=4,
     samples=(DebugSample(3, "stop"), DebugSample(0, None)), seed=2**64 - 1, sample_index=1,
     parameters={"temperature": 0.5, "n": 2, "logprobs": None, "ignore_eos": True, "early_stopping": "never"},
