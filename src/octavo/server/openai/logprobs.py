@@ -72,11 +72,6 @@ class CompletionLogprobs:
         self._skip_special = skip_special
         self._offset = 0  # characters before the next token
 
-    def skip_text(self, token_ids: Sequence[int]) -> None:
-        """Tokens that stand in the text without log-probabilities."""
-        for token_id in token_ids:
-            self._offset += self._names.num_chars(token_id, skip_special=False)
-
     def prompt(self, token_ids: Sequence[int], entries: Sequence[TokenLogprobs | None]) -> dict[str, Any]:
         """The echoed prompt: the first token has no context, so its log-probability is null."""
         return self._piece(token_ids, entries, skip_special=False)
