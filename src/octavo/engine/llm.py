@@ -117,8 +117,9 @@ class LLM:
         """Other continuations of an earlier answer: one for each of the parameters, each behind the first `num_tokens`
         tokens of its sample `index` (None: all but an end token), with the blocks up to there shared.
 
-        `request`: what `generate`, `chat` or `fork` gave, or its request_id. Raises NotFound where it is unknown or
-        ended too long ago (ten minutes, a thousand requests), BadRequest where there is no such sample or token.
+        `request`: what `generate`, `chat` or `fork` gave, or its request_id. Raises NotFound where it is unknown, or
+        ended or was forked too long ago (ten minutes, a thousand requests), and BadRequest where there is no such
+        sample or token.
         """
         self._check_open()
         call_id = request.request_id if isinstance(request, RequestOutput) else request

@@ -2,8 +2,9 @@
 
 Refuses to keep text, to tell token ids, and to tell an owner of another's request: that one, one never heard of and one
 that was dropped are the same NotFound. Time is an argument. Invariants: a request is live from `add` until the delta
-that ends its last sample, and kept after that for KEPT_SECONDS, but at most MAX_KEPT are, in MAX_KEPT_BYTES: beyond it
-goes the oldest of the owner who has the most, so that nobody pushes out another's.
+that ends its last sample, and kept for KEPT_SECONDS after that, or after the last fork of it, but at most MAX_KEPT are,
+in MAX_KEPT_BYTES: beyond it goes the oldest of the owner who has the most, so that nobody pushes out another's, nor a
+call of many branches its own origin.
 """
 
 from __future__ import annotations
@@ -113,6 +114,7 @@ class _Record:
         self.first_scheduled_time: float | None = None
         self.first_token_time: float | None = None
         self.finished_time = 0.0
+        self.kept_since = 0.0  # its end, or the last fork of it
         self.request: Request | None = request
         self.told: DebugRecord | None = None
         self.num_given_tokens = request.num_given_tokens
@@ -130,7 +132,7 @@ class _Record:
 
     def finish(self, now: float) -> None:
         assert self.request is not None
-        self.finished_time = now
+        self.finished_time = self.kept_since = now
         self.prompt = array("I", self.request.prompt_token_ids)
         self.told = self.describe()
         self.request = None  # with its sequences, keys and parameters
@@ -178,7 +180,7 @@ class _Owner:
     """What is kept of one owner."""
 
     def __init__(self) -> None:
-        self.request_ids: OrderedDict[str, None] = OrderedDict()  # in the order of their ends
+        self.request_ids: OrderedDict[str, None] = OrderedDict()  # kept longest first
         self.num_bytes = 0
 
     @property
@@ -191,7 +193,7 @@ class Records:
         self._max_kept = max_kept
         self._max_kept_bytes = max_kept_bytes
         self._live: dict[str, _Record] = {}
-        self._kept: OrderedDict[str, _Record] = OrderedDict()  # in the order of their ends
+        self._kept: OrderedDict[str, _Record] = OrderedDict()  # kept longest first
         self._owners: dict[str, _Owner] = {}  # of these
         self._kept_bytes = 0
         self._calls: dict[str, dict[str, _Record]] = {}  # both, by call
@@ -235,7 +237,7 @@ class Records:
 
     def expire(self, now: float) -> None:
         """Drops what has been kept for long enough."""
-        while self._kept and next(iter(self._kept.values())).finished_time + KEPT_SECONDS <= now:
+        while self._kept and next(iter(self._kept.values())).kept_since + KEPT_SECONDS <= now:
             self._drop(next(iter(self._kept)))
 
     def describe(self, call_id: str, owner: str | None, now: float, first_choice: int = 0) -> tuple[DebugRecord, ...]:
@@ -264,8 +266,12 @@ class Records:
         )
 
     def _find(self, point: ForkPoint, owner: str, now: float) -> tuple[_Record, int, int]:
-        """The record, the sample, and how many of its tokens are kept."""
+        """The record, the sample, and how many of its tokens are kept. Its time begins anew."""
         record, index = self._choice(self._of_call(point.call_id, owner, now), point.choice)
+        if record.request_id in self._kept:
+            record.kept_since = now
+            self._kept.move_to_end(record.request_id)
+            self._owners[record.owner].request_ids.move_to_end(record.request_id)
         sample = record.samples[index]
         num_tokens = len(sample.token_ids)
         if point.num_tokens is None:

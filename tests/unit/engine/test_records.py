@@ -61,6 +61,33 @@ def test_a_finished_request_is_kept_for_ten_minutes_to_the_second() -> None:
     assert records.num_kept == 0
 
 
+def test_a_fork_begins_the_time_of_its_origin_anew_and_a_question_does_not() -> None:
+    records = Records()
+    for name in "abc":
+        ended(records, name, now=0.0)
+    records.locate(ForkPoint("b"), "me", 400.0)
+    records.branch(ForkPoint("a"), "me", 500.0)
+    records.describe("c", "me", 500.0)
+    for name, until in (("c", KEPT_SECONDS), ("b", 400.0 + KEPT_SECONDS), ("a", 500.0 + KEPT_SECONDS)):
+        assert knows(records, name, until - 0.001)
+        assert not knows(records, name, until)
+    assert records.num_kept == 0
+    with pytest.raises(NotFound):
+        records.branch(ForkPoint("a"), "me", 500.0 + KEPT_SECONDS)
+
+
+def test_branches_without_number_do_not_push_out_their_origin() -> None:
+    records = Records(max_kept=10)
+    for name in ("origin", "other"):
+        ended(records, name, now=0.0)
+    for number in range(100):
+        records.branch(ForkPoint("origin"), "me", 1.0)
+        ended(records, f"branch {number}", now=1.0)
+    assert knows(records, "origin", 1.0)
+    assert not knows(records, "other", 1.0)
+    assert records.num_kept == 10
+
+
 def test_a_live_request_is_kept_however_long_it_lives() -> None:
     records = Records()
     add(records, "a")
