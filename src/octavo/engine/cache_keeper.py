@@ -107,11 +107,12 @@ class CacheKeeper:
 
     def _resident_to_look_at(self, available: int, num_dropped: int) -> float:
         """Blocks in memory with which half of what is above the reserve is used up. What was dropped is given back
-        by then. Without anything cached a look would have nothing to drop: only time brings the next one."""
+        by then. Where nothing is cached a look would drop nothing: then a part of the reserve is let go first, for
+        what is in use now may end and be cached before time brings the next look."""
+        room = max(available - self._reserve_bytes, 0) // 2
         if not self._scheduler.num_cached_blocks:
-            return float("inf")
-        room = max(available - self._reserve_bytes, 0) // 2 // self._block_bytes
-        return self._scheduler.num_resident_blocks - num_dropped + max(room, 1)
+            room = max(room, self._reserve_bytes // 4)
+        return self._scheduler.num_resident_blocks - num_dropped + max(room // self._block_bytes, 1)
 
     def _missing_bytes(self, available: int, is_stalling: bool) -> int:
         """How much less should be cached. 0: memory is not short."""

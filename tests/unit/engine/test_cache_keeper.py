@@ -217,6 +217,21 @@ def test_looks_are_rare_while_there_is_plenty_and_come_at_once_when_the_cache_gr
     assert memory.available_bytes() >= 100
 
 
+def test_a_cache_that_was_empty_at_the_last_look_and_fills_within_its_second_shrinks_in_time() -> None:
+    clock = Clock()
+    memory = Memory(10**6)
+    engine = engine_with(memory, clock)
+    run(engine, [ask("first", "a" * 40, max_tokens=1)])
+    engine.scheduler.drop_cached(10)
+    clock.now += LOOK_SECONDS
+    memory.total = 12 * engine.scheduler.num_resident_blocks + 600
+    engine.rest()  # a look with nothing cached
+    for number in range(12):  # 120 blocks of 12 bytes want 1,440, all in one moment of the clock
+        run(engine, [ask(f"r{number}", chr(98 + number) * 40, max_tokens=1)])
+        assert memory.available_bytes() > 0, "the memory is gone"
+    assert engine.stats().num_blocks_dropped["pressure"] > 0
+
+
 def test_a_tier_in_memory_shrinks_before_the_cache_does() -> None:
     clock, memory = Clock(), Memory(0)
     engine = engine_with(Memory(10**6), clock)
