@@ -1,6 +1,7 @@
 // The thread pool, packed weights and the KV arena as Python holds them.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
@@ -9,6 +10,7 @@
 
 #include <cstring>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "arena.h"
@@ -31,16 +33,17 @@ KVType kv_type_from(const std::string& name) {
 
 std::unique_ptr<PackedWeight> pack_weight(ThreadPool& pool, std::shared_ptr<WeightMemory> memory,
                                           const std::string& isa, Bytes raw, const std::string& type_name,
-                                          const std::string& form, int64_t rows, int64_t cols) {
+                                          const std::string& form, int64_t rows, int64_t cols,
+                                          std::optional<Vector> row_scales) {
   const TensorType type = tensor_type_from(type_name);
-  const uint8_t* bytes = raw.data();
-  require(raw.size() == tensor_bytes(type, rows, cols), "raw: the wrong number of bytes for this type and shape");
+  const FileTensor from = checked_tensor(raw.data(), raw.size(), row_scales ? row_scales->data() : nullptr,
+                                         row_scales ? row_scales->size() : 0, type, rows, cols);
   auto packed = std::make_unique<PackedWeight>(kernels_for(isa), type, form_from(form), rows, cols,
                                                std::move(memory));
   const nb::gil_scoped_release release;
   pool.run([&](int thread) {
     const Share panels = share_of(packed->weight().num_panels, thread, pool.size());
-    packed->pack(bytes, type, panels.begin, panels.end);
+    packed->pack(from, panels.begin, panels.end);
   });
   return packed;
 }
@@ -98,7 +101,8 @@ void bind_arena(nb::module_& m) {
       .def_prop_ro("num_bytes", &PackedWeight::num_bytes);
 
   m.def("pack_weight", &pack_weight, nb::arg("pool"), nb::arg("memory").none(), nb::arg("isa"), nb::arg("raw"), nb::arg("tensor_type"),
-        nb::arg("form"), nb::arg("rows"), nb::arg("cols"), "Packs a tensor's file bytes with every thread of the pool.");
+        nb::arg("form"), nb::arg("rows"), nb::arg("cols"), nb::arg("row_scales").none() = nb::none(),
+        "Packs a tensor's file bytes with every thread of the pool.");
 
   nb::class_<Arena>(m, "Arena", "Paged KV memory of one executor.")
       .def("__init__",

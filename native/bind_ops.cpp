@@ -48,11 +48,12 @@ class Ops {
   std::string isa() const { return kernels_->isa; }
 
   std::unique_ptr<PackedWeight> pack(Bytes raw, const std::string& type_name, const std::string& form, int64_t rows,
-                                     int64_t cols) const {
+                                     int64_t cols, std::optional<Vector> row_scales) const {
     const TensorType type = tensor_type_from(type_name);
     auto packed = std::make_unique<PackedWeight>(*kernels_, type, form_from(form), rows, cols);
-    require(raw.size() == tensor_bytes(type, rows, cols), "raw: the wrong number of bytes for this type and shape");
-    packed->pack(raw.data(), type, 0, packed->weight().num_panels);
+    const FileTensor from = checked_tensor(raw.data(), raw.size(), row_scales ? row_scales->data() : nullptr,
+                                           row_scales ? row_scales->size() : 0, type, rows, cols);
+    packed->pack(from, 0, packed->weight().num_panels);
     return packed;
   }
 
@@ -220,7 +221,7 @@ void bind_ops(nb::module_& m) {
       .def(nb::init<const std::string&>(), nb::arg("isa") = "")
       .def_prop_ro("isa", &Ops::isa)
       .def("pack", &Ops::pack, nb::arg("raw"), nb::arg("tensor_type"), nb::arg("form"), nb::arg("rows"),
-           nb::arg("cols"))
+           nb::arg("cols"), nb::arg("row_scales").none() = nb::none())
       .def("unpack_row", &Ops::unpack_row, nb::arg("weight"), nb::arg("row"), nb::arg("out"))
       .def("linear", &Ops::linear, nb::arg("weight"), nb::arg("x"), nb::arg("bias").none(), nb::arg("out"),
            nb::arg("rows_per_call") = 0, nb::arg("panels_per_call") = 0)

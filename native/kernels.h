@@ -20,8 +20,8 @@ struct Kernels {
   // Bytes of one packed panel for a matrix of `cols` columns.
   size_t (*panel_bytes)(Form form, bool has_min, int64_t cols);
 
-  // Packs panels [panel_begin, panel_end) of `out` (shape, form and data set) from the file's bytes `raw`.
-  void (*pack)(const uint8_t* raw, TensorType type, const Weight& out, int64_t panel_begin, int64_t panel_end);
+  // Packs panels [panel_begin, panel_end) of `out` (shape, form and data set) from the file's bytes.
+  void (*pack)(const FileTensor& from, const Weight& out, int64_t panel_begin, int64_t panel_end);
 
   // out[0 .. cols) = row `row` of the weight as float32 (an embedding look-up).
   void (*unpack_row)(const Weight& weight, int64_t row, float* out);
@@ -29,8 +29,8 @@ struct Kernels {
   // Bytes of one rounded activation row, a multiple of 64.
   size_t (*activation_bytes)(Form form, int64_t cols);
 
-  // Rounds one row x[cols] to what `linear` reads: f32, bf16, or int8 in groups of 32 with a scale (and the group's
-  // sum where the form needs it). `out` is 64-byte aligned.
+  // Rounds one row x[cols] to what `linear` reads: f32, bf16, int8 in groups of 32 with a scale (and the group's sum
+  // where the form needs it), or int8 with one scale (w8a8). `out` is 64-byte aligned.
   void (*round_activation)(Form form, const float* x, int64_t cols, void* out);
 
   // out[r * out_stride + c] = sum_k activation[r][k] * weight[c][k] + bias[c], for r in [0, num_rows) and the rows c of

@@ -11,10 +11,11 @@ TensorType tensor_type_from(const std::string& name) {
   if (name == "F32") return TensorType::kF32;
   if (name == "F16") return TensorType::kF16;
   if (name == "BF16") return TensorType::kBF16;
+  if (name == "I8") return TensorType::kI8;
   if (name == "Q8_0") return TensorType::kQ8_0;
   if (name == "Q4_0") return TensorType::kQ4_0;
   if (name == "Q4_1") return TensorType::kQ4_1;
-  throw std::invalid_argument("tensor type " + name + " cannot be packed; known: F32, F16, BF16, Q8_0, Q4_0, Q4_1");
+  throw std::invalid_argument("tensor type " + name + " cannot be packed; known: F32, F16, BF16, I8, Q8_0, Q4_0, Q4_1");
 }
 
 Form form_from(const std::string& name) {
@@ -22,7 +23,8 @@ Form form_from(const std::string& name) {
   if (name == "bf16") return Form::kBF16;
   if (name == "int8") return Form::kInt8;
   if (name == "int4") return Form::kInt4;
-  throw std::invalid_argument("weight form " + name + " is unknown; known: f32, bf16, int8, int4");
+  if (name == "w8a8") return Form::kW8A8;
+  throw std::invalid_argument("weight form " + name + " is unknown; known: f32, bf16, int8, int4, w8a8");
 }
 
 const char* form_name(Form form) {
@@ -31,6 +33,7 @@ const char* form_name(Form form) {
     case Form::kBF16: return "bf16";
     case Form::kInt8: return "int8";
     case Form::kInt4: return "int4";
+    case Form::kW8A8: return "w8a8";
   }
   return "";
 }
@@ -55,6 +58,7 @@ BlockShape block_shape(TensorType type) {
     case TensorType::kF32: return {1, 4};
     case TensorType::kF16: return {1, 2};
     case TensorType::kBF16: return {1, 2};
+    case TensorType::kI8: return {1, 1};
     case TensorType::kQ8_0: return {32, 34};
     case TensorType::kQ4_0: return {32, 18};
     case TensorType::kQ4_1: return {32, 20};
@@ -62,9 +66,11 @@ BlockShape block_shape(TensorType type) {
   return {1, 4};
 }
 
-// Quantised blocks keep their bits: they become the integer form of their width and nothing else.
+// Everything can be rounded to w8a8. Else quantised values keep their bits: they become the integer form of their width.
 bool can_become(TensorType type, Form form) {
+  if (form == Form::kW8A8) return true;
   switch (type) {
+    case TensorType::kI8: return false;
     case TensorType::kQ8_0: return form == Form::kInt8;
     case TensorType::kQ4_0:
     case TensorType::kQ4_1: return form == Form::kInt4;
@@ -81,6 +87,17 @@ size_t tensor_bytes(TensorType type, int64_t rows, int64_t cols) {
                                 std::to_string(block.values));
   }
   return static_cast<size_t>(rows) * static_cast<size_t>(cols / block.values) * block.bytes;
+}
+
+FileTensor checked_tensor(const uint8_t* bytes, size_t num_bytes, const float* row_scales, size_t num_scales,
+                          TensorType type, int64_t rows, int64_t cols) {
+  if (num_bytes != tensor_bytes(type, rows, cols)) {
+    throw std::invalid_argument("raw: the wrong number of bytes for this type and shape");
+  }
+  if (num_scales != (type == TensorType::kI8 ? static_cast<size_t>(rows) : 0)) {
+    throw std::invalid_argument("row_scales: one a row of an I8 tensor, and none for any other type");
+  }
+  return {bytes, type, row_scales};
 }
 
 WeightMemory::WeightMemory(size_t bytes) : bytes_(bytes), data_(static_cast<uint8_t*>(map_memory(bytes))) {}
@@ -102,8 +119,12 @@ PackedWeight::PackedWeight(const Kernels& kernels, TensorType type, Form form, i
     throw std::invalid_argument(std::string("this tensor type cannot be held as ") + form_name(form));
   }
   tensor_bytes(type, rows, cols);
+  if (form == Form::kW8A8 && cols > kMaxW8A8Cols) {
+    throw std::invalid_argument("w8a8 sums up to " + std::to_string(kMaxW8A8Cols) +
+                                " columns in 32 bits, this weight has " + std::to_string(cols));
+  }
   weight_.form = form;
-  weight_.has_min = type == TensorType::kQ4_1;
+  weight_.has_min = form == Form::kInt4 && type == TensorType::kQ4_1;
   weight_.rows = rows;
   weight_.cols = cols;
   weight_.num_panels = (rows + kPanelRows - 1) / kPanelRows;
@@ -119,8 +140,8 @@ PackedWeight::~PackedWeight() {
   if (memory_ == nullptr) unmap_memory(weight_.data, num_bytes());
 }
 
-void PackedWeight::pack(const uint8_t* raw, TensorType type, int64_t begin, int64_t end) const {
-  kernels_->pack(raw, type, weight_, begin, end);
+void PackedWeight::pack(const FileTensor& from, int64_t begin, int64_t end) const {
+  kernels_->pack(from, weight_, begin, end);
 }
 
 }  // namespace octavo

@@ -2,7 +2,8 @@
 // simd/dot_*.h. A tile is a few rows of activations (as many as fit the registers) times one panel of 16 output rows.
 //
 // Batch invariance: a tile computes row r from row r and the panel alone, adding over k in file order (one float
-// accumulator a lane; within a group of an integer form the sum is exact). Tile heights and blocks of panels only
+// accumulator a lane; within a group of an integer form, and over all of k for w8a8, the sum is exact, so that w8a8's
+// outputs are the same bits on every instruction set). Tile heights and blocks of panels only
 // choose who is computed when.
 #pragma once
 
@@ -36,6 +37,15 @@ struct Ahead {
   }
 };
 
+// Spike `i` of the w8a8 activation whose tail this is: its step in a panel; four digits lie behind, at spike + 4.
+static inline const uint8_t* spike_of(const uint8_t* tail, int i) { return tail + kW8A8ActSpikesAt + i * kSpikeBytes; }
+
+static inline const uint8_t* step_of(const uint8_t* spike, const uint8_t* panel) {
+  int32_t at;
+  memcpy(&at, spike, 4);
+  return panel + at;
+}
+
 }  // namespace OCTAVO_ISA_NS
 }  // namespace octavo
 
@@ -59,41 +69,98 @@ static size_t activation_bytes(Form form, int64_t cols) {
     case Form::kBF16: bytes = (cols + 1) / 2 * (kPairsOfBF16 ? 4 : 8); break;
     case Form::kInt8: bytes = cols / kGroup * kInt8ActGroupBytes; break;
     case Form::kInt4: bytes = cols / kGroup * kInt4ActGroupBytes; break;
+    case Form::kW8A8: bytes = padded_cols(cols) + kW8A8ActTailBytes; break;
   }
   return static_cast<size_t>((bytes + 63) / 64 * 64);
 }
 
-// The largest |x| as bits: above 0x7f7fffff where something is not finite.
-static inline int32_t max_abs_bits(const float* x, int64_t count) {
-  int32_t top = 0;
-  for (int64_t i = 0; i < count; ++i) {
-    const int32_t bits = static_cast<int32_t>(bits_of_float(x[i]) & 0x7fffffffu);
-    top = bits > top ? bits : top;
-  }
-  return top;
-}
-
-// One group: q = x * 127 / max|x| to nearest even (through the float whose unit is 1), or zeros where that quotient
-// has no finite reciprocal. `broken` makes the scale NaN, and so every output of the row.
+// One group by its largest |x|. `broken` makes the scale NaN, and so every output of the row. Returns the sum.
 static inline int32_t round_group(const float* x, bool broken, uint8_t* out) {
   const float top = float_of_bits(static_cast<uint32_t>(max_abs_bits(x, kGroup)));
-  float scale = top / 127.0f;
-  float inverse = 127.0f / top;
-  if (!(inverse <= 3.4028235e38f)) scale = inverse = 0.0f;
+  const Int8Scale to = int8_scale(top);
   int8_t rounded[kGroup];
   int32_t sum = 0;
   for (int64_t i = 0; i < kGroup; ++i) {
-    const float moved = (broken ? 0.0f : x[i]) * inverse + 12582912.0f;
-    const int32_t q = static_cast<int32_t>(bits_of_float(moved)) - 0x4b400000;
+    const int32_t q = round_to_int8(broken ? 0.0f : x[i], to.inverse);
     rounded[i] = static_cast<int8_t>(q);
     sum += q;
   }
-  if (broken) {
-    scale = float_of_bits(0x7fc00000u);
-  }
+  const float scale = broken ? float_of_bits(0x7fc00000u) : to.scale;
   memcpy(out, rounded, kGroup);
   memcpy(out + kActScaleAt, &scale, 4);
   return sum;
+}
+
+// The largest of what was put in, as bits of |x|, in falling order, and where each lies; zeros where there are no more.
+struct Largest {
+  static constexpr int kCount = kSpikes + 1;
+  int32_t bits[kCount] = {};
+  int64_t at[kCount] = {};
+
+  inline void put(int32_t value, int64_t place) {
+    if (value <= bits[kCount - 1]) return;
+    int i = kCount - 1;
+    for (; i > 0 && bits[i - 1] < value; --i) bits[i] = bits[i - 1], at[i] = at[i - 1];
+    bits[i] = value;
+    at[i] = place;
+  }
+};
+
+// Of a row: they lie in the groups whose own largest are the largest, since another group has nothing above these.
+static inline Largest largest_of(const float* x, int64_t cols) {
+  Largest groups, values;
+  for (int64_t k = 0; k < cols; k += kGroup) groups.put(max_abs_bits(x + k, cols - k < kGroup ? cols - k : kGroup), k);
+  for (int g = 0; g < Largest::kCount && groups.bits[g] > 0; ++g) {
+    const int64_t first = groups.at[g], last = first + kGroup < cols ? first + kGroup : cols;
+    for (int64_t k = first; k < last; ++k) {
+      values.put(static_cast<int32_t>(bits_of_float(x[k]) & 0x7fffffffu), k);
+    }
+  }
+  return values;
+}
+
+// The scale that makes the fifth largest 127, unless the largest would pass kMaxSpike then.
+static inline Int8Scale spiked_scale(const Largest& largest) {
+  const float top = float_of_bits(static_cast<uint32_t>(largest.bits[0]));
+  const float rest = float_of_bits(static_cast<uint32_t>(largest.bits[kSpikes]));
+  if (rest / 127.0f >= top / kMaxSpike) return int8_scale(rest);
+  const float inverse = kMaxSpike / top;
+  if (!(inverse <= 3.4028235e38f)) return {0.0f, 0.0f};
+  return {top / kMaxSpike, inverse};
+}
+
+// A whole row of w8a8.
+static inline void round_row(const float* x, int64_t cols, bool broken, uint8_t* out) {
+  const int64_t padded = padded_cols(cols);
+  uint8_t* tail = out + padded;
+  memset(tail, 0, kW8A8ActTailBytes);
+  if (broken) {
+    memset(out, 0, static_cast<size_t>(padded));
+    memset(tail, 0xff, 4);  // a NaN
+    return;
+  }
+  const Largest largest = largest_of(x, cols);
+  const Int8Scale to = spiked_scale(largest);
+  int32_t sum = 0;
+  for (int64_t k = 0; k < cols; ++k) {
+    const int32_t q = round_to_int8(x[k], to.inverse);
+    out[k] = static_cast<uint8_t>(q);
+    sum += q;
+  }
+  memset(out + cols, 0, static_cast<size_t>(padded - cols));
+  for (int i = 0; i < kSpikes && largest.bits[i] > largest.bits[kSpikes]; ++i) {
+    const int64_t k = largest.at[i];
+    const int32_t q = round_to_int8(x[k], to.inverse);
+    const int32_t high = (q + (1 << (kSpikeShift - 1))) >> kSpikeShift;
+    out[k] = static_cast<uint8_t>(q - high * (1 << kSpikeShift));
+    uint8_t* spike = tail + kW8A8ActSpikesAt + i * kSpikeBytes;
+    const int32_t at = static_cast<int32_t>(w8a8_step_at(k));
+    memcpy(spike, &at, 4);
+    spike[4 + k % 4] = static_cast<uint8_t>(high);
+  }
+  const int32_t start = -128 * sum;
+  memcpy(tail, &to.scale, 4);
+  memcpy(tail + kW8A8ActStartAt, &start, 4);
 }
 
 static void round_activation(Form form, const float* x, int64_t cols, void* out) {
@@ -132,6 +199,7 @@ static void round_activation(Form form, const float* x, int64_t cols, void* out)
         memcpy(to + kActSumAt, &scaled, 4);
       }
       break;
+    case Form::kW8A8: round_row(x, cols, broken, to); break;
   }
 }
 
@@ -139,6 +207,7 @@ static void round_activation(Form form, const float* x, int64_t cols, void* out)
 static inline int64_t step_bytes(const Weight& weight) {
   if (weight.form == Form::kInt8) return kInt8GroupBytes;
   if (weight.form == Form::kInt4) return weight.has_min ? kInt4MinGroupBytes : kInt4GroupBytes;
+  if (weight.form == Form::kW8A8) return kW8A8GroupBytes;
   return kPanelRows * 4;
 }
 
@@ -208,6 +277,7 @@ OCTAVO_TILE(BF16Tile, tile_bf16, kFloatTileRows);
 OCTAVO_TILE(Int8Tile, tile_int8, kIntTileRows);
 OCTAVO_TILE(Int4Tile, tile_int4, kIntTileRows);
 OCTAVO_TILE(Int4MinTile, tile_int4_min, kIntTileRows);
+OCTAVO_TILE(W8A8Tile, tile_w8a8, kIntTileRows);
 
 #undef OCTAVO_TILE
 
@@ -230,6 +300,9 @@ static void linear(const Weight& weight, const void* activations, int64_t num_ro
       } else {
         run_tiles<Int4Tile>(weight, act, num_rows, panel_begin, panel_end, out, out_stride, bias);
       }
+      break;
+    case Form::kW8A8:
+      run_tiles<W8A8Tile>(weight, act, num_rows, panel_begin, panel_end, out, out_stride, bias);
       break;
   }
 }

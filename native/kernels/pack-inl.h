@@ -1,6 +1,6 @@
-// panel_bytes, pack, unpack_row: from a file's bytes to the panels of kernels/pack.h and back. Moves bits, never
-// requantises: int8 and int4 keep their file's integers and f16 scales; floats round to nearest even. Plain C++: a
-// model is packed once, by all threads, at the speed of memory.
+// panel_bytes, pack, unpack_row: from a file's bytes to the panels of kernels/pack.h and back. int8 and int4 keep their
+// file's integers and f16 scales, w8a8 those of an I8 tensor; floats round to nearest even. Only a w8a8 made of another
+// type is requantised: its rows as float32, one scale a row. Plain C++: a model is packed once, by all threads.
 #pragma once
 
 #include <stddef.h>
@@ -56,6 +56,33 @@ static inline float read_f32(const uint8_t* p) {
   return value;
 }
 
+// The largest |x| as bits: above 0x7f7fffff where something is not finite.
+static inline int32_t max_abs_bits(const float* x, int64_t count) {
+  int32_t top = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    const int32_t bits = static_cast<int32_t>(bits_of_float(x[i]) & 0x7fffffffu);
+    top = bits > top ? bits : top;
+  }
+  return top;
+}
+
+// How floats of at most |top| become int8 in [-127, 127]: q = x * inverse to nearest even, x is about q * scale. All
+// zero where the quotient has no finite reciprocal.
+struct Int8Scale {
+  float scale, inverse;
+};
+
+static inline Int8Scale int8_scale(float top) {
+  const float inverse = 127.0f / top;
+  if (!(inverse <= 3.4028235e38f)) return {0.0f, 0.0f};
+  return {top / 127.0f, inverse};
+}
+
+// Through the float whose unit is 1.
+static inline int32_t round_to_int8(float x, float inverse) {
+  return static_cast<int32_t>(bits_of_float(x * inverse + 12582912.0f)) - 0x4b400000;
+}
+
 static size_t panel_bytes(Form form, bool has_min, int64_t cols) {
   int64_t bytes = 0;
   switch (form) {
@@ -63,6 +90,7 @@ static size_t panel_bytes(Form form, bool has_min, int64_t cols) {
     case Form::kBF16: bytes = (cols + 1) / 2 * kPanelRows * 4; break;
     case Form::kInt8: bytes = cols / kGroup * kInt8GroupBytes; break;
     case Form::kInt4: bytes = cols / kGroup * (has_min ? kInt4MinGroupBytes : kInt4GroupBytes); break;
+    case Form::kW8A8: bytes = padded_cols(cols) / kGroup * kW8A8GroupBytes + kW8A8ScaleBytes; break;
   }
   return static_cast<size_t>(bytes);
 }
@@ -141,9 +169,123 @@ static void pack_int4_panel(const uint8_t* raw, const Weight& out, int64_t panel
   }
 }
 
-static void pack(const uint8_t* raw, TensorType type, const Weight& out, int64_t panel_begin, int64_t panel_end) {
+// Values k .. k + count of a row of the file, at most 32 and of one block, as float32.
+template <TensorType kType>
+static inline void file_floats(const uint8_t* row, int64_t k, int64_t count, float* out) {
+  if constexpr (kType == TensorType::kQ8_0) {
+    const uint8_t* block = row + k / kGroup * 34;
+    const float scale = read_f16(block);
+    for (int64_t i = 0; i < count; ++i) out[i] = scale * static_cast<float>(static_cast<int8_t>(block[2 + i]));
+  } else if constexpr (kType == TensorType::kQ4_0 || kType == TensorType::kQ4_1) {
+    constexpr bool kMin = kType == TensorType::kQ4_1;
+    constexpr int64_t kHeader = kMin ? 4 : 2;
+    const uint8_t* block = row + k / kGroup * (kHeader + 16);
+    const float scale = read_f16(block);
+    const float minimum = kMin ? read_f16(block + 2) : 0.0f;
+    for (int64_t i = 0; i < 16; ++i) {
+      const int both = block[kHeader + i];
+      const float low = static_cast<float>((both & 15) - (kMin ? 0 : 8));
+      const float high = static_cast<float>((both >> 4) - (kMin ? 0 : 8));
+      out[i] = kMin ? scale * low + minimum : scale * low;
+      out[16 + i] = kMin ? scale * high + minimum : scale * high;
+    }
+  } else {
+    for (int64_t i = 0; i < count; ++i) out[i] = file_float<kType>(row, k + i);
+  }
+}
+
+// 32 int8 of a lane, into a group of its panel.
+static inline void put_w8a8(const uint8_t* q, int64_t lane, uint8_t* group) {
+  for (int64_t step = 0; step < 8; ++step) {
+    uint32_t four;
+    memcpy(&four, q + 4 * step, 4);
+    four ^= 0x80808080u;
+    memcpy(group + 64 * step + 4 * lane, &four, 4);
+  }
+}
+
+// A row of the file, rounded; returns its scale, NaN where a value is not finite, so that none hides.
+template <TensorType kType>
+static inline float quantise_row(const uint8_t* row, int64_t cols, int64_t lane, uint8_t* group) {
+  float values[kGroup];
+  int32_t top = 0;
+  for (int64_t k = 0; k < cols; k += kGroup) {
+    const int64_t count = cols - k < kGroup ? cols - k : kGroup;
+    file_floats<kType>(row, k, count, values);
+    const int32_t bits = max_abs_bits(values, count);
+    top = bits > top ? bits : top;
+  }
+  if (top > 0x7f7fffff) return float_of_bits(0x7fc00000u);
+  const Int8Scale to = int8_scale(float_of_bits(static_cast<uint32_t>(top)));
+  for (int64_t k = 0; k < cols; k += kGroup, group += kW8A8GroupBytes) {
+    const int64_t count = cols - k < kGroup ? cols - k : kGroup;
+    uint8_t q[kGroup] = {};
+    file_floats<kType>(row, k, count, values);
+    for (int64_t i = 0; i < count; ++i) q[i] = static_cast<uint8_t>(round_to_int8(values[i], to.inverse));
+    put_w8a8(q, lane, group);
+  }
+  return to.scale;
+}
+
+static inline int64_t row_bytes(TensorType type, int64_t cols) {
+  switch (type) {
+    case TensorType::kF32: return cols * 4;
+    case TensorType::kF16:
+    case TensorType::kBF16: return cols * 2;
+    case TensorType::kI8: return cols;
+    case TensorType::kQ8_0: return cols / kGroup * 34;
+    case TensorType::kQ4_0: return cols / kGroup * 18;
+    case TensorType::kQ4_1: return cols / kGroup * 20;
+  }
+  return 0;
+}
+
+template <TensorType kType>
+static void pack_w8a8_panel(const FileTensor& from, const Weight& out, int64_t panel) {
+  const int64_t file_row = row_bytes(kType, out.cols);
+  const int64_t groups = padded_cols(out.cols) / kGroup;
+  const int64_t first = panel * kPanelRows;
+  uint8_t* base = out.data + static_cast<size_t>(panel) * out.panel_bytes;
+  memset(base, 128, static_cast<size_t>(groups * kW8A8GroupBytes));
+  float scales[kPanelRows] = {};
+  for (int64_t lane = 0; lane < kPanelRows && first + lane < out.rows; ++lane) {
+    const uint8_t* row = from.bytes + (first + lane) * file_row;
+    if constexpr (kType == TensorType::kI8) {
+      scales[lane] = from.row_scales[first + lane];
+      for (int64_t g = 0; g < groups; ++g) {
+        const int64_t count = out.cols - g * kGroup < kGroup ? out.cols - g * kGroup : kGroup;
+        uint8_t q[kGroup] = {};
+        memcpy(q, row + g * kGroup, static_cast<size_t>(count));
+        put_w8a8(q, lane, base + g * kW8A8GroupBytes);
+      }
+    } else {
+      scales[lane] = quantise_row<kType>(row, out.cols, lane, base);
+    }
+  }
+  memcpy(base + groups * kW8A8GroupBytes, scales, sizeof(scales));
+}
+
+static void pack_w8a8(const FileTensor& from, const Weight& out, int64_t panel) {
+  switch (from.type) {
+    case TensorType::kF32: pack_w8a8_panel<TensorType::kF32>(from, out, panel); break;
+    case TensorType::kF16: pack_w8a8_panel<TensorType::kF16>(from, out, panel); break;
+    case TensorType::kBF16: pack_w8a8_panel<TensorType::kBF16>(from, out, panel); break;
+    case TensorType::kI8: pack_w8a8_panel<TensorType::kI8>(from, out, panel); break;
+    case TensorType::kQ8_0: pack_w8a8_panel<TensorType::kQ8_0>(from, out, panel); break;
+    case TensorType::kQ4_0: pack_w8a8_panel<TensorType::kQ4_0>(from, out, panel); break;
+    case TensorType::kQ4_1: pack_w8a8_panel<TensorType::kQ4_1>(from, out, panel); break;
+  }
+}
+
+static void pack(const FileTensor& from, const Weight& out, int64_t panel_begin, int64_t panel_end) {
+  const uint8_t* raw = from.bytes;
   for (int64_t panel = panel_begin; panel < panel_end; ++panel) {
-    switch (type) {
+    if (out.form == Form::kW8A8) {
+      pack_w8a8(from, out, panel);
+      continue;
+    }
+    switch (from.type) {
+      case TensorType::kI8: break;  // w8a8 only
       case TensorType::kF32: pack_float_panel<TensorType::kF32>(raw, out, panel); break;
       case TensorType::kF16: pack_float_panel<TensorType::kF16>(raw, out, panel); break;
       case TensorType::kBF16: pack_float_panel<TensorType::kBF16>(raw, out, panel); break;
@@ -189,6 +331,14 @@ static void unpack_row(const Weight& weight, int64_t row, float* out) {
       }
       break;
     case Form::kInt4: unpack_int4(weight, panel, lane, out); break;
+    case Form::kW8A8: {
+      const float scale = read_f32(panel + padded_cols(weight.cols) / kGroup * kW8A8GroupBytes + 4 * lane);
+      for (int64_t k = 0; k < weight.cols; ++k) {
+        const int q = panel[w8a8_step_at(k) + 4 * lane + k % 4];
+        out[k] = scale * static_cast<float>(q - 128);
+      }
+      break;
+    }
   }
 }
 

@@ -176,5 +176,40 @@ static void tile_int4_min(const uint8_t* panel, int64_t cols, const uint8_t* act
   tile_nibbles<R, true>(panel, cols, act, stride, ahead, to);
 }
 
+template <int R>
+static void tile_w8a8(const uint8_t* panel, int64_t cols, const uint8_t* act, size_t stride, Ahead ahead,
+                      const TileOut& to) {
+  constexpr int kChains = R <= 2 ? 2 : 1;  // so that no dot product waits for the one before
+  const int64_t end = padded_cols(cols);
+  const uint8_t* row[R];
+  __m512i dots[R * kChains];
+  each<R>([&](auto r) OCTAVO_FLAT {
+    row[r] = act + static_cast<size_t>(r) * stride;
+    dots[r] = broadcast_i32(row[r] + end + kW8A8ActStartAt);
+    if constexpr (kChains == 2) dots[R + r] = _mm512_setzero_si512();
+  });
+  for (int64_t k = 0; k < end; k += kGroup, panel += kW8A8GroupBytes) {
+    ahead.fetch();
+    each<8>([&](auto step) OCTAVO_FLAT {
+      const __m512i weights = _mm512_loadu_si512(panel + 64 * step);
+      each<R>([&](auto r) OCTAVO_FLAT { dot_u8(dots[step % kChains * R + r], weights, row[r] + k + 4 * step); });
+    });
+  }
+  const __m512 scales = _mm512_loadu_ps(panel);
+  panel -= end / kGroup * kW8A8GroupBytes;
+  __m512 sums[R];
+  each<R>([&](auto r) OCTAVO_FLAT {
+    if constexpr (kChains == 2) dots[r] = _mm512_add_epi32(dots[r], dots[R + r]);
+    __m512i high = _mm512_setzero_si512();
+    each<kSpikes>([&](auto i) OCTAVO_FLAT {
+      const uint8_t* spike = spike_of(row[r] + end, i);
+      dot_u8(high, _mm512_loadu_si512(step_of(spike, panel)), spike + 4);
+    });
+    dots[r] = _mm512_add_epi32(dots[r], _mm512_maskz_slli_epi32(0xffff, high, kSpikeShift));
+    sums[r] = _mm512_mul_ps(to_float(dots[r]), _mm512_mul_ps(scales, broadcast_f32(row[r] + end)));
+  });
+  store_tile<R>(sums, to);
+}
+
 }  // namespace OCTAVO_ISA_NS
 }  // namespace octavo

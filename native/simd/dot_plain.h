@@ -176,5 +176,52 @@ static void tile_int4_min(const uint8_t* panel, int64_t cols, const uint8_t* act
   tile_nibbles<R, true>(panel, cols, act, stride, to);
 }
 
+// The products of a group, added up as floats, which is exact (see add_group), then onto the row's integers.
+static inline void add_integers(const float (&weights)[kGroup][16], const uint8_t* act, FourInts* sums) {
+  Lanes dots = same_lanes(0.0f);
+  for (int64_t k = 0; k < kGroup; ++k) {
+    dots = add_product(dots, load_lanes(weights[k]), static_cast<float>(static_cast<int8_t>(act[k])));
+  }
+  sums[0] += __builtin_convertvector(dots.a, FourInts);
+  sums[1] += __builtin_convertvector(dots.b, FourInts);
+  sums[2] += __builtin_convertvector(dots.c, FourInts);
+  sums[3] += __builtin_convertvector(dots.d, FourInts);
+}
+
+// A spike's upper digit times its column, onto the row's integers.
+static inline void add_spike(const uint8_t* step, const uint8_t* digits, FourInts* sums) {
+  for (int j = 0; j < 4; ++j) {
+    const int32_t digit = static_cast<int8_t>(digits[j]) * (1 << kSpikeShift);
+    if (digit == 0) continue;
+    for (int i = 0; i < 4; ++i) sums[i] += ((load_ints(step + 16 * i) >> (8 * j)) & 255) * digit;
+  }
+}
+
+template <int R>
+static void tile_w8a8(const uint8_t* panel, int64_t cols, const uint8_t* act, size_t stride, Ahead, const TileOut& to) {
+  const int64_t end = padded_cols(cols);
+  const uint8_t* first = panel;
+  FourInts dots[R][4] = {};
+  for (int64_t k = 0; k < end; k += kGroup, panel += kW8A8GroupBytes) {
+    float weights[kGroup][16];
+    for (int i = 0; i < kGroup; ++i) unpack_bits(panel + 64 * (i / 4), 8 * (i % 4), 255, weights[i]);
+    each<R>([&](auto r) OCTAVO_FLAT {
+      add_integers(weights, act + static_cast<size_t>(r) * stride + k, dots[r]);
+    });
+  }
+  each<R>([&](auto r) OCTAVO_FLAT {
+    const uint8_t* tail = act + static_cast<size_t>(r) * stride + end;
+    int32_t start;
+    memcpy(&start, tail + kW8A8ActStartAt, 4);
+    const float scale = read_f32(tail);
+    for (int i = 0; i < kSpikes; ++i) add_spike(step_of(spike_of(tail, i), first), spike_of(tail, i) + 4, dots[r]);
+    Four sums[4];
+    for (int i = 0; i < 4; ++i) {
+      sums[i] = __builtin_convertvector(dots[r][i] + start, Four) * (load_four(panel + 16 * i) * scale);
+    }
+    store_lanes({sums[0], sums[1], sums[2], sums[3]}, r, to);
+  });
+}
+
 }  // namespace OCTAVO_ISA_NS
 }  // namespace octavo

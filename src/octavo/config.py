@@ -24,6 +24,7 @@ MAX_NUM_BATCHED_TOKENS = 2**20
 MAX_NUM_THREADS = 1024
 MAX_IDLE_SECONDS = 1e9  # thirty years: a larger number is a mistake
 Dtype = Literal["auto", "float32", "bfloat16"]
+Quantization = Literal["w8a8"]
 KVDtype = Literal["auto", "bfloat16", "float32"]
 ExecutorName = Literal["auto", "cpu", "reference", "fake"]
 KVTierPolicy = Literal["auto", "swap", "recompute"]
@@ -40,6 +41,9 @@ class EngineConfig:
     model: str = DEFAULT_MODEL  # alias, path to a .gguf, path to a folder, or hub id owner/name[:file]
     executor: ExecutorName = "auto"  # auto: cpu, or fake for the model "fake"
     dtype: Dtype = "auto"  # form of weights the file holds unquantised; auto: bfloat16 unless the file is float32
+    quantization: Quantization | None = (
+        None  # what every linear weight is rounded to at load; None: as the file holds it
+    )
     kv_cache_dtype: KVDtype = "auto"  # auto: bfloat16
     block_size: int = 16  # tokens a block; the cpu executor takes multiples of 16
     max_model_len: int | None = None  # tokens of prompt and answer together
@@ -105,6 +109,8 @@ class EngineConfig:
         ):
             if getattr(self, name) not in allowed:
                 raise ConfigError(f"{name} is {getattr(self, name)!r}; it may be {', '.join(allowed)}", param=name)
+        if self.quantization not in (None, "w8a8"):
+            raise ConfigError(f"quantization is {self.quantization!r}; it may be w8a8", param="quantization")
         self._check_tiers()
         self._check_scheduling()
 

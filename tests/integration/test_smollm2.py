@@ -31,6 +31,9 @@ MAX_SHARE_CHANGED = 0.04
 
 MAX_PERPLEXITY_RATIO = 1.005
 
+MAX_W8A8_PERPLEXITY_RATIO = 1.02
+"""Measured 1.0122 on AVX-512 and 1.0109 on AVX2; without spikes (native/kernels/pack.h) it was 1.0416."""
+
 
 @pytest.fixture(scope="module")
 def golden() -> dict[str, Any]:
@@ -81,10 +84,11 @@ def test_each_token_after_the_oracles_own_history_is_the_oracles(llm: LLM, golde
     assert num_changed <= MAX_SHARE_CHANGED * num_compared
 
 
-def test_perplexity_is_within_half_a_percent_of_the_oracles(llm: LLM, golden: dict[str, Any]) -> None:
+def perplexity_ratio(llm: LLM, expected: dict[str, Any]) -> float:
+    """Perplexity over the text's windows, over the oracle's."""
     if not TEXT.is_file():
         pytest.skip(f"needs {TEXT.name}, which is third-party text and not copied here")
-    expected, text = golden["perplexity"], TEXT.read_bytes()
+    text = TEXT.read_bytes()
     assert hashlib.sha256(text).hexdigest() == expected["text_sha256"]
     ids = llm.tokenizer.encode(text.decode(), add_special_tokens=False)
     assert len(ids) == expected["text_num_tokens"]
@@ -93,6 +97,15 @@ def test_perplexity_is_within_half_a_percent_of_the_oracles(llm: LLM, golden: di
     outputs = llm.generate(windows, SamplingParams(max_tokens=0, prompt_logprobs=0))
     logprobs = [entry.logprob for output in outputs for entry in (output.prompt_logprobs or [])[1:] if entry]
     assert len(logprobs) == expected["num_windows"] * (width - 1)
-    ratio = math.exp(-math.fsum(logprobs) / len(logprobs)) / expected["value"]
+    ratio: float = math.exp(-math.fsum(logprobs) / len(logprobs)) / expected["value"]
     print(f"perplexity {ratio * expected['value']:.4f}, oracle {expected['value']:.4f}, ratio {ratio:.5f}")
-    assert 1 / MAX_PERPLEXITY_RATIO < ratio < MAX_PERPLEXITY_RATIO
+    return ratio
+
+
+def test_perplexity_is_within_half_a_percent_of_the_oracles(llm: LLM, golden: dict[str, Any]) -> None:
+    assert 1 / MAX_PERPLEXITY_RATIO < perplexity_ratio(llm, golden["perplexity"]) < MAX_PERPLEXITY_RATIO
+
+
+def test_perplexity_rounded_to_w8a8_is_within_two_percent(smollm2_path: Path, golden: dict[str, Any]) -> None:
+    with LLM(str(smollm2_path), max_model_len=2048, max_num_seqs=32, quantization="w8a8") as rounded:
+        assert 0.995 < perplexity_ratio(rounded, golden["perplexity"]) < MAX_W8A8_PERPLEXITY_RATIO

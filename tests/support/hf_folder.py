@@ -88,6 +88,44 @@ def llama_tensors(config: dict[str, Any], seed: int = 0) -> dict[str, npt.NDArra
     return {names[p].name: rng.standard_normal(shape).astype(np.float32) for p, shape in program.parameters.items()}
 
 
+W8A8_CONFIG: dict[str, Any] = {
+    "quant_method": "compressed-tensors",
+    "format": "int-quantized",
+    "quantization_status": "compressed",
+    "kv_cache_scheme": None,
+    "sparsity_config": {},
+    "ignore": ["lm_head"],
+    "config_groups": {
+        "group_0": {
+            "targets": ["Linear"],
+            "output_activations": None,
+            "weights": {
+                "num_bits": 8, "type": "int", "strategy": "channel", "symmetric": True, "dynamic": False,
+                "group_size": None, "block_structure": None, "observer": "minmax", "observer_kwargs": {},
+            },
+            "input_activations": {
+                "num_bits": 8, "type": "int", "strategy": "token", "symmetric": True, "dynamic": True,
+                "group_size": None, "block_structure": None, "observer": None, "observer_kwargs": {},
+            },
+        }
+    },
+}  # fmt: skip
+"""`quantization_config` of a W8A8 checkpoint as compressed-tensors writes it."""
+
+
+def to_w8a8(tensors: dict[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
+    """The projections of a Llama checkpoint as int8 with a `weight_scale` [rows, 1] each; everything else as it was."""
+    from support.weights import round_rows
+
+    out = {}
+    for name, values in tensors.items():
+        if "_proj" in name and values.ndim == 2:
+            out[name], out[name + "_scale"] = round_rows(values.astype(np.float32))
+        else:
+            out[name] = values
+    return out
+
+
 def served_golden(name: str, folder: Path) -> Path:
     """A committed tiny model with the tiny vocabulary beside it, so that an engine can serve it."""
     from support.goldens import GOLDENS

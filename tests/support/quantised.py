@@ -38,6 +38,9 @@ class QuantisedSource:
     def raw(self, name: str) -> npt.NDArray[np.uint8]:
         return self._raw[name]
 
+    def row_scales(self, name: str) -> Float32:
+        raise AssertionError(f"{name} is no I8 tensor")
+
     def float32(self, name: str) -> Float32:
         return self._float32[name]
 

@@ -28,6 +28,9 @@ class DictSource:
     def raw(self, name: str) -> npt.NDArray[np.uint8]:
         return self._array(name).reshape(-1).view(np.uint8)
 
+    def row_scales(self, name: str) -> Float32:
+        raise AssertionError(f"{name} is no I8 tensor")
+
     def float32(self, name: str) -> Float32:
         return self._array(name)
 

@@ -24,7 +24,15 @@ HELD_AS = [
     ("Q8_0", "int8"),
     ("Q4_0", "int4"),
     ("Q4_1", "int4"),
+    ("I8", "w8a8"),
+    ("F32", "w8a8"),
+    ("F16", "w8a8"),
+    ("BF16", "w8a8"),
+    ("Q8_0", "w8a8"),
+    ("Q4_0", "w8a8"),
+    ("Q4_1", "w8a8"),
 ]
+EACH_FORM = [("f32", "F32"), ("bf16", "BF16"), ("int8", "Q8_0"), ("int4", "Q4_1"), ("w8a8", "I8")]
 
 
 @dataclass(frozen=True)
@@ -35,10 +43,11 @@ class Held:
     values: Float32  # [rows, cols] exactly as held in the form
     tensor_type: str
     form: str
+    row_scales: Float32 | None = None  # of I8
 
     def pack(self, ops: _native.Ops) -> _native.PackedWeight:
         rows, cols = self.values.shape
-        return ops.pack(self.raw, self.tensor_type, self.form, rows, cols)
+        return ops.pack(self.raw, self.tensor_type, self.form, rows, cols, self.row_scales)
 
 
 def hold(values: Float32, tensor_type: str, form: str) -> Held:
@@ -52,12 +61,43 @@ def hold(values: Float32, tensor_type: str, form: str) -> Held:
     elif tensor_type == "BF16":
         meant = to_bf16(values)
         raw = (meant.view(np.uint32) >> 16).astype(np.uint16)
+    elif tensor_type == "I8":
+        q, scales = round_rows(values)
+        return Held(q.view(np.uint8).reshape(-1), q * scales, tensor_type, form, scales.reshape(-1))
     else:
         kind = gguf.GGMLQuantizationType[tensor_type]
         raw = gguf.quants.quantize(values, kind)
         meant = gguf.quants.dequantize(raw, kind)
     held = to_bf16(meant) if form == "bf16" else meant.astype(np.float32)
+    if form == "w8a8":
+        q, scales = round_rows(held)
+        held = q * scales
     return Held(np.ascontiguousarray(raw).view(np.uint8).reshape(-1), held, tensor_type, form)
+
+
+def round_rows(values: Float32) -> tuple[npt.NDArray[np.int8], Float32]:
+    """int8 [rows, cols] and scales float32 [rows, 1]: each row by its largest, to nearest even. Finite values only."""
+    top = np.abs(values).max(1, keepdims=True)
+    with np.errstate(divide="ignore", over="ignore"):
+        inverse = np.float32(127) / top
+    usable = np.isfinite(inverse)
+    q = np.rint(values * np.where(usable, inverse, np.float32(0)))
+    return q.astype(np.int8), np.where(usable, top / np.float32(127), np.float32(0))
+
+
+def round_tokens(x: Float32) -> tuple[npt.NDArray[np.int32], Float32]:
+    """int32 [rows, cols] and scales float32 [rows, 1]: each row by its fifth largest, which becomes 127, or by its
+    largest where that would become more than 127 * 128."""
+    sizes = np.sort(np.abs(x), axis=1)
+    top = sizes[:, -1:]
+    rest = sizes[:, -5:-4] if x.shape[1] > 4 else np.zeros_like(top)
+    by_rest = rest / np.float32(127) >= top / np.float32(127 * 128)
+    with np.errstate(divide="ignore", over="ignore"):
+        inverse = np.where(by_rest, np.float32(127) / rest, np.float32(127 * 128) / top)
+    usable = np.isfinite(inverse)
+    q = np.rint(x * np.where(usable, inverse, np.float32(0)))
+    scales = np.where(by_rest, rest / np.float32(127), top / np.float32(127 * 128))
+    return q.astype(np.int32), np.where(usable, scales, np.float32(0)).astype(np.float32)
 
 
 def to_bf16(values: Float32) -> Float32:
@@ -72,6 +112,9 @@ def rounded_activation(x: Float32, form: str) -> Float64:
         return x.astype(np.float64)
     if form == "bf16":
         return to_bf16(x).astype(np.float64)
+    if form == "w8a8":
+        tokens, scales = round_tokens(x)
+        return tokens.astype(np.float64) * scales
     groups = x.reshape(len(x), -1, 32)
     top = np.abs(groups).max(-1, keepdims=True)
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):

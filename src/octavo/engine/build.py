@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from octavo.config import Dtype, EngineConfig, ExecutorName, KVDtype, octavo_home, parse_client_weights
+from octavo.config import EngineConfig, ExecutorName, KVDtype, octavo_home, parse_client_weights
 from octavo.core.fair import FairShare
 from octavo.core.policies import ByPriority, FirstComeFirstServed, OrderingPolicy
 from octavo.core.preemption import LeastRecompute, LowestPriority, NewestFirst, PreemptionPolicy
@@ -183,9 +183,16 @@ def _executor_name(config: EngineConfig, files: ModelFiles) -> ExecutorName:
             f"{FAKE_MODEL!r} and nothing else does; leave --executor out",
             param="executor",
         )
+    chosen: ExecutorName = "cpu" if config.executor == "auto" else config.executor
     if files.kind == "fake":
-        return "fake"
-    return "cpu" if config.executor == "auto" else config.executor
+        chosen = "fake"
+    if config.quantization is not None and chosen != "cpu":
+        raise ConfigError(
+            f"quantization is {config.quantization}, which only the cpu executor has and the {chosen} one has not; "
+            "leave --quantization out",
+            param="quantization",
+        )
+    return chosen
 
 
 def _ordering(config: EngineConfig) -> OrderingPolicy:
@@ -272,7 +279,7 @@ def _model_parts(
         config,
         context_length=model.context_length,
         kv_bytes_per_block=program.kv_bytes_per_block(config.block_size, _KV_ELEMENT_BYTES[kv_dtype]),
-        available_bytes=max(0, available_bytes() - _weight_bytes(model, executor_name, config.dtype)),
+        available_bytes=max(0, available_bytes() - _weight_bytes(model, executor_name, config)),
         group_windows=group_windows,
     )
     return _Parts(
@@ -321,6 +328,7 @@ def _make_executor(
         max_model_len=budget.max_model_len,
         kv_dtype=kv_dtype,
         dtype=config.dtype,
+        quantization=config.quantization,
         num_threads=config.num_threads,
         isa=config.isa,
         progress=lambda fraction: report("packing the weights", fraction),
@@ -345,15 +353,20 @@ def _kv_dtype(config: EngineConfig, executor_name: ExecutorName) -> KVDtype:
     return "bfloat16" if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
 
 
-def _weight_bytes(model: LoadedModel, executor_name: ExecutorName, dtype: Dtype) -> int:
+def _weight_bytes(model: LoadedModel, executor_name: ExecutorName, config: EngineConfig) -> int:
     """About what the weights will take once packed: known before they are, so that KV leaves room for them."""
-    widened = {"F16", "BF16"} if dtype == "float32" else set()
-    return sum(
-        4 * math.prod(tensor.shape)
-        if executor_name == "reference" or tensor.tensor_type in widened
-        else tensor.num_bytes
-        for tensor in map(model.source.info, model.program.parameters)
-    )
+    widened = {"F16", "BF16"} if config.dtype == "float32" else set()
+    bytewise = frozenset() if config.quantization is None else model.program.linear_weights
+
+    def packed(name: str) -> int:
+        tensor = model.source.info(name)
+        if name in bytewise:
+            return math.prod(tensor.shape)
+        if executor_name == "reference" or tensor.tensor_type in widened:
+            return 4 * math.prod(tensor.shape)
+        return tensor.num_bytes
+
+    return sum(map(packed, model.program.parameters))
 
 
 def _silent(stage: str, fraction: float) -> None:

@@ -50,6 +50,7 @@ class CpuExecutor:
         max_model_len: int,
         kv_dtype: Literal["auto", "bfloat16", "float32"] = "auto",
         dtype: Literal["auto", "bfloat16", "float32"] = "auto",
+        quantization: Literal["w8a8"] | None = None,
         num_threads: int | None = None,
         isa: str | None = None,
         keep_logits: bool = False,
@@ -68,6 +69,7 @@ class CpuExecutor:
             isa=self._isa,
             pool=self._pool,
             dtype=dtype,
+            quantization=quantization,
             max_tokens=max_num_batched_tokens,
             progress=progress,
         )

@@ -1,7 +1,8 @@
 """Lowers a traced program to the native one: packs its weights, numbers its buffers, emits its operations.
 
-Refuses what the kernels do not have, as a ConfigError. Invariants: each parameter is packed once, whoever shares it; a
-quantised block keeps its bits (Q4 becomes int4, Q8 int8); norms, biases and sinks are float32.
+Refuses what the kernels do not have. Invariants: each parameter is packed once, whoever shares it; what the file holds
+quantised keeps its bits (Q4 becomes int4, Q8 int8, I8 w8a8), unless w8a8 is asked for, which every matrix that is
+multiplied with then becomes; norms, biases and sinks are float32.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from octavo.program.parameters import ParameterSource
 
 logger = logging.getLogger(__name__)
 
-QUANTISED_FORMS = {"Q4_0": "int4", "Q4_1": "int4", "Q8_0": "int8"}
+QUANTISED_FORMS = {"Q4_0": "int4", "Q4_1": "int4", "Q8_0": "int8", "I8": "w8a8"}
+MAX_W8A8_COLS = 65536  # a sum over so many products of int8 fits 32 bits
 FLOAT_TYPES = ("F32", "F16", "BF16")
 
 
@@ -50,6 +52,7 @@ def lower(
     isa: str,
     pool: _native.ThreadPool,
     dtype: str,
+    quantization: str | None,
     max_tokens: int,
     progress: Callable[[float], None] | None,
 ) -> LoweredProgram:
@@ -57,7 +60,8 @@ def lower(
 
     Raises ModelFileError where a parameter is missing or has another shape.
     """
-    weights = _pack_weights(program, source, isa=isa, pool=pool, dtype=dtype, progress=progress)
+    packing = _Packing(source, isa, pool, dtype, program.linear_weights if quantization == "w8a8" else frozenset())
+    weights = _pack_weights(program, packing, progress)
     native = _native.Program(isa, program.num_kv_heads, program.head_dim, _layers(program))
     lowering = _Lowering(program, source, native, weights)
     for op in program.ops:
@@ -81,52 +85,57 @@ def _matrices(program: ops.Program) -> list[str]:
     return list(dict.fromkeys(names))
 
 
+@dataclass(frozen=True, slots=True)
+class _Packing:
+    """How tensors of `source` become packed weights."""
+
+    source: ParameterSource
+    isa: str
+    pool: _native.ThreadPool
+    dtype: str
+    to_w8a8: frozenset[str]  # parameters that are requantised, whatever the file holds
+
+    def pack(self, name: str, shape: tuple[int, ...], memory: _native.WeightMemory) -> _native.PackedWeight:
+        """With every thread of the pool. Reads one tensor of the file; keeps nothing of it."""
+        info = self.source.info(name)
+        if info.shape != shape:
+            raise _wrong_shape(name, info.shape, shape)
+        tensor_type, scales = info.tensor_type, None
+        if tensor_type in QUANTISED_FORMS or tensor_type in FLOAT_TYPES:
+            raw = self.source.raw(name)
+            scales = self.source.row_scales(name) if tensor_type == "I8" else None
+            form = "w8a8" if name in self.to_w8a8 else self._form(tensor_type)
+        else:
+            raw = np.ascontiguousarray(self.source.float32(name)).reshape(-1).view(np.uint8)
+            form = "w8a8" if name in self.to_w8a8 else "bf16"
+            if form == "bf16":
+                logger.warning("%s is %s, which has no kernel: it is held as bfloat16", name, tensor_type)
+            tensor_type = "F32"
+        if form == "w8a8" and shape[1] > MAX_W8A8_COLS:
+            raise ModelFileError(f"{name} has {shape[1]} columns; w8a8 takes up to {MAX_W8A8_COLS}")
+        raw = np.ascontiguousarray(raw)
+        return _native.pack_weight(self.pool, memory, self.isa, raw, tensor_type, form, shape[0], shape[1], scales)
+
+    def _form(self, tensor_type: str) -> str:
+        return QUANTISED_FORMS.get(tensor_type) or _float_form(tensor_type, self.dtype)
+
+
 def _pack_weights(
-    program: ops.Program,
-    source: ParameterSource,
-    *,
-    isa: str,
-    pool: _native.ThreadPool,
-    dtype: str,
-    progress: Callable[[float], None] | None,
+    program: ops.Program, packing: _Packing, progress: Callable[[float], None] | None
 ) -> dict[str, _native.PackedWeight]:
     names = _matrices(program)
-    sizes = {name: source.info(name).num_bytes for name in names}
+    sizes = {name: packing.source.info(name).num_bytes for name in names}
     total, done = max(1, sum(sizes.values())), 0
     # Twice the file's bytes, and rows rounded up to whole panels, hold every usual form; what is not taken is never
     # resident, and a weight that finds no room gets memory of its own.
     memory = _native.WeightMemory(sum(2 * sizes[name] + 64 * program.parameters[name][1] for name in names))
     weights = {}
     for name in names:
-        weights[name] = _pack(source, name, program.parameters[name], isa=isa, pool=pool, memory=memory, dtype=dtype)
+        weights[name] = packing.pack(name, program.parameters[name], memory)
         done += sizes[name]
         if progress is not None:
             progress(done / total)
     return weights
-
-
-def _pack(
-    source: ParameterSource,
-    name: str,
-    shape: tuple[int, ...],
-    *,
-    isa: str,
-    pool: _native.ThreadPool,
-    memory: _native.WeightMemory,
-    dtype: str,
-) -> _native.PackedWeight:
-    info = source.info(name)
-    if info.shape != shape:
-        raise _wrong_shape(name, info.shape, shape)
-    tensor_type: str = info.tensor_type
-    if tensor_type in QUANTISED_FORMS:
-        raw, form = source.raw(name), QUANTISED_FORMS[tensor_type]
-    elif tensor_type in FLOAT_TYPES:
-        raw, form = source.raw(name), _float_form(tensor_type, dtype)
-    else:
-        logger.warning("%s is %s, which has no kernel: it is held as bfloat16", name, tensor_type)
-        raw, form, tensor_type = np.ascontiguousarray(source.float32(name)).reshape(-1).view(np.uint8), "bf16", "F32"
-    return _native.pack_weight(pool, memory, isa, np.ascontiguousarray(raw), tensor_type, form, shape[0], shape[1])
 
 
 def _float_form(tensor_type: str, dtype: str) -> str:

@@ -39,7 +39,7 @@ _DTYPE_BYTES: Final[dict[str, int]] = {
     "BOOL": 1, "U8": 1, "I8": 1, "F8_E5M2": 1, "F8_E4M3": 1, "I16": 2, "U16": 2, "F16": 2, "BF16": 2,
     "I32": 4, "U32": 4, "F32": 4, "F64": 8, "I64": 8, "U64": 8,
 }  # fmt: skip
-_READABLE: Final[dict[str, TensorType]] = {"F32": "F32", "F16": "F16", "BF16": "BF16"}
+_READABLE: Final[dict[str, TensorType]] = {"F32": "F32", "F16": "F16", "BF16": "BF16", "I8": "I8"}
 _SHARD_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*\.safetensors")
 
 

@@ -1,7 +1,8 @@
 """Gives executors a checkpoint's tensors by the program's names. Knows no file format: see `Checkpoint`.
 
-Refuses a checkpoint that lacks a parameter or holds it in another shape, before any executor sees it. Invariant: rows
-come in the program's order; where the file interleaves them for rotary positions they are gathered, each one whole.
+Refuses a checkpoint that lacks a parameter or holds it in another shape, and int8 rows without their scales (of "x" the
+tensor "x_scale"), before any executor sees it. Invariant: rows come in the program's order; where the file
+interleaves them for rotary positions they are gathered, each one whole.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 import numpy as np
 
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 
     from octavo.models.checkpoint import CheckpointTensor
     from octavo.program.parameters import TensorType
+
+
+SCALE_SUFFIX: Final = "_scale"
 
 
 class TableEntry(Protocol):
@@ -67,6 +71,8 @@ class CheckpointSource:
                     f"{self._checkpoint.path}: tensor {name}: its shape is {list(entry.shape)}, "
                     f"the configuration asks for {list(shape)}"
                 )
+            if entry.tensor_type == "I8":
+                self._check_scales(name, shape)
             tensor = self._names[parameter]
             if tensor.row_order == "rope_pairs" and (tensor.head_dim < 2 or shape[0] % tensor.head_dim):
                 raise ModelFileError(
@@ -91,8 +97,18 @@ class CheckpointSource:
         rows = raw.reshape(entry.shape[0], -1)
         return rows[half_split_rows(entry.shape[0], tensor.head_dim)].reshape(-1)
 
+    def row_scales(self, name: str) -> npt.NDArray[np.float32]:
+        tensor_name, _ = self._find(name)
+        assert self._names[name].row_order == "as_is", f"{name}: no file both moves rows and scales them apart"
+        scales = tensor_name + SCALE_SUFFIX
+        entry = self._checkpoint.tensors[scales]
+        return dequantize(self._checkpoint.raw(scales), entry.tensor_type, entry.shape).reshape(-1)
+
     def float32(self, name: str) -> npt.NDArray[np.float32]:
         _, entry = self._find(name)
+        if entry.tensor_type == "I8":
+            rows = self._raw(name).view(np.int8).reshape(entry.shape)
+            return rows.astype(np.float32) * self.row_scales(name)[:, None]
         values = dequantize(self._raw(name), entry.tensor_type, entry.shape)
         add = self._names[name].add
         return values + np.float32(add) if add else values
@@ -104,6 +120,19 @@ class CheckpointSource:
             if self._fingerprint is None:
                 self._fingerprint = self._compute_fingerprint()
             return self._fingerprint
+
+    def _check_scales(self, name: str, shape: tuple[int, ...]) -> None:
+        scales = name + SCALE_SUFFIX
+        entry = self._checkpoint.tensors.get(scales)
+        if entry is None or len(shape) != 2:
+            raise ModelFileError(
+                f"{self._checkpoint.path}: tensor {name}: type I8 without a {scales} of its rows' scales"
+            )
+        if entry.shape not in ((shape[0],), (shape[0], 1)) or entry.tensor_type not in ("F32", "F16", "BF16"):
+            raise ModelFileError(
+                f"{self._checkpoint.path}: tensor {scales}: {entry.tensor_type} of shape {list(entry.shape)}; "
+                f"the {shape[0]} rows of {name} need a float each"
+            )
 
     def _find(self, parameter: str) -> tuple[str, TableEntry]:
         """The tensor's name in the file, and its entry."""

@@ -1,7 +1,7 @@
 """What the configurations of decoder families have in common: sizes, activations, which layers see only a window.
 
-Refuses, naming the field, numbers no model can mean and quantised safetensors. Knows no family: what an absent field
-means is the caller's to say.
+Refuses, naming the field, numbers no model can mean and safetensors quantised otherwise than W8A8. Knows no family:
+what an absent field means is the caller's to say.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from octavo.models.fields import (
     MAX_WIDTH,
     Fields,
 )
+from octavo.models.quantization import check_quantization
 from octavo.program.ops import ActivationName
 
 HF_ACTIVATIONS: dict[str, ActivationName] = {
@@ -67,8 +68,7 @@ def hf_sizes(
 ) -> Sizes:
     """From config.json. Where a field is absent: `context` tokens, `num_kv_heads` of the number of heads (None: as
     many), heads of `head_dim` (None: the width over the heads). Raises ModelFileError."""
-    if fields.has("quantization_config"):
-        raise ModelFileError("config.json: quantization_config is present; quantised safetensors are not read")
+    check_quantization(fields)
     width = fields.whole("hidden_size", 1, MAX_WIDTH)
     num_heads = fields.whole("num_attention_heads", 1, MAX_HEADS)
     if head_dim is None and not fields.has("head_dim"):

@@ -221,6 +221,11 @@ class Program:
     def num_layers(self) -> int:
         return sum(len(group.layers) for group in self.kv_groups)
 
+    @property
+    def linear_weights(self) -> frozenset[str]:
+        """Parameters that some `Linear` multiplies with; a tied embedding is one."""
+        return frozenset(op.weight for op in self.ops if isinstance(op, Linear))
+
     def kv_bytes_per_block(self, block_size: int, bytes_per_element: int) -> int:
         """Bytes of one block: K and V of every layer of one group (groups hold equally many layers)."""
         layers = max(len(group.layers) for group in self.kv_groups)

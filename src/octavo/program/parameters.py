@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-TensorType = Literal["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q6_K"]
+TensorType = Literal["F32", "F16", "BF16", "I8", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q6_K"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +31,9 @@ class ParameterSource(Protocol):
 
     def raw(self, name: str) -> npt.NDArray[np.uint8]:
         """The tensor's bytes, 1-D; a view of the mapped file where no row moves. Valid while the source is open."""
+
+    def row_scales(self, name: str) -> npt.NDArray[np.float32]:
+        """Of an I8 tensor, whose scales are a tensor of their own: float32 [rows]. value = scale * int8."""
 
     def float32(self, name: str) -> npt.NDArray[np.float32]:
         """Dequantised, in its shape."""

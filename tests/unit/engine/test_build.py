@@ -79,6 +79,29 @@ def test_weights_that_are_widened_take_their_room_from_the_cache(
     assert num_blocks("bfloat16") - num_blocks("float32") == pytest.approx(num_bytes / block, abs=2)
 
 
+def test_a_model_of_w8a8_leaves_the_cache_what_it_saves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = llama_config(vocab_size=len(tiny_tokens()), num_hidden_layers=1, tie_word_embeddings=True)
+    tensors = llama_tensors(config)
+    folder = str(write_folder(tmp_path / "model", tensors, config=config))
+    monkeypatch.setenv("OCTAVO_HOME", str(tmp_path))
+    monkeypatch.setattr("octavo.engine.build.available_bytes", lambda: 4 * 2**20)
+
+    def num_blocks(**options: Any) -> int:
+        shared = {"model": folder, "gpu_memory_utilization": 1.0, "num_threads": 1, "max_num_seqs": 9999}
+        engine = build_engine(EngineConfig(**shared, **options))
+        engine.close()
+        return engine.info.num_blocks
+
+    num_values = sum(tensor.size for tensor in tensors.values() if tensor.ndim == 2)
+    block = 2 * 16 * config["num_key_value_heads"] * (config["hidden_size"] // config["num_attention_heads"]) * 2
+    assert num_blocks(quantization="w8a8") - num_blocks() == pytest.approx(3 * num_values / block, abs=2)
+
+
+def test_the_fake_model_has_no_weights_to_round() -> None:
+    with pytest.raises(ConfigError, match="only the cpu executor has and the fake one has not"):
+        build_engine(EngineConfig(model="fake", quantization="w8a8"))
+
+
 def test_the_executor_must_fit_the_model() -> None:
     for executor in ("cpu", "reference"):
         with pytest.raises(ConfigError, match="cannot run the model 'fake'"):
@@ -145,6 +168,7 @@ def test_the_default_model_answers_on_each_executor(smollm2_path: Path, executor
     [
         ({"block_size": 24}, "start with --block-size 32"),
         ({"executor": "reference", "kv_cache_dtype": "bfloat16"}, "keeps float32"),
+        ({"executor": "reference", "quantization": "w8a8"}, "only the cpu executor has"),
         ({"isa": "vax"}, "vax"),
         ({"max_model_len": 8193}, "made for 8192 tokens"),
         ({"kv_cache_memory_bytes": 1000}, "holds no KV block"),

@@ -9,6 +9,7 @@ import pytest
 
 from octavo import _native
 from octavo.core.block import BlockId
+from octavo.engine.block_mover import tier_identity
 from octavo.errors import ConfigError, ModelFileError
 from octavo.executors.cpu import CpuExecutor
 from octavo.executors.reference import ReferenceExecutor
@@ -151,7 +152,51 @@ def test_quantised_forms_are_near_the_reference(isa: str) -> None:
     assert executor.info.kv_dtype == "bfloat16"
 
 
-FORMS = [("float32", "float32"), ("bfloat16", "bfloat16"), ("auto", "bfloat16")]
+W8A8_TOLERANCE = 0.15  # of the logits' spread: one scale a token and one a row of weights, in 2 layers of width 96
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_weights_rounded_to_w8a8_are_near_the_reference_and_told_apart(isa: str) -> None:
+    program, source = quantised()
+    prompts = random_prompts((1, 7, 31, 33, 150))
+    expected = run(ReferenceExecutor(program=program, source=source, keep_logits=True, **SIZES), prompts, 1)
+    executor = make(program, source, isa=isa, quantization="w8a8")
+    found = run(executor, prompts, 1)
+    spread = np.std([r.logits[0] for r in expected])
+    assert_logits_near(found, expected, W8A8_TOLERANCE * 6 * float(spread))
+    assert executor.info.weight_form == "w8a8"
+    assert executor.info.weight_bytes < sum(np.prod(s) for s in program.parameters.values()) * 1.25
+    as_it_is = make(program, source, isa=isa)
+    assert tier_identity(executor.info, 16) != tier_identity(as_it_is.info, 16)
+
+
+@pytest.mark.parametrize("num_threads", [1, 2, 3])
+def test_w8a8_is_the_same_model_on_every_instruction_set(num_threads: int) -> None:
+    # Its products are equal to the bit; what is left is the rest of the model in float32.
+    program, source = quantised()
+    prompts = random_prompts((5, 40))
+    found = [
+        run(
+            make(program, source, isa=isa, quantization="w8a8", kv_dtype="float32", num_threads=num_threads), prompts, 3
+        )
+        for isa in ISAS
+    ]
+    assert all([r.token_ids for r in each] == [r.token_ids for r in found[0]] for each in found)
+
+
+def test_an_embedding_that_nobody_multiplies_with_stays_as_the_file_has_it() -> None:
+    untied, source = quantised(tie_word_embeddings=False)
+    assert make(untied, source, quantization="w8a8").info.weight_form == "w8a8+int8"
+
+
+def test_more_columns_than_w8a8_sums_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("octavo.executors.cpu_program.MAX_W8A8_COLS", 64)  # a real one has 65,537
+    program, source = quantised()
+    with pytest.raises(ModelFileError, match=r"embed\.weight has 96 columns; w8a8 takes up to 64"):
+        make(program, source, quantization="w8a8")
+
+
+FORMS = [("float32", "float32"), ("bfloat16", "bfloat16"), ("auto", "bfloat16"), ("w8a8", "bfloat16")]
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -175,7 +220,8 @@ def test_company_chunks_blocks_and_threads_change_no_bit(
     program, source = quantised()
     prompts = random_prompts((1, 15, 16, 17, 64, 65, 300))
     sampling = [SamplingParams(temperature=0.9 if i % 2 else 0.0) for i in range(len(prompts))]
-    options: Any = {"dtype": dtype, "kv_dtype": kv_dtype, "isa": isa}
+    form: Any = {"quantization": "w8a8"} if dtype == "w8a8" else {"dtype": dtype}
+    options: Any = {**form, "kv_dtype": kv_dtype, "isa": isa}
     expected = run(make(program, source, **options), prompts, sampling=sampling)
     options["num_threads"] = how.get("num_threads", 1)
     driving = {name: value for name, value in how.items() if name != "num_threads"}

@@ -16,7 +16,14 @@ from octavo.loading.load_model import load_front, load_model
 from octavo.loading.model_files import ModelFiles, resolve
 from support.gguf_maker import TINY_TEMPLATE, GGUFMaker, tiny_llama, tiny_tokens
 from support.goldens import NAMES, golden_parameters, load_golden
-from support.hf_folder import byte_level_tokenizer_json, llama_tensors, tokenizer_config, write_folder
+from support.hf_folder import (
+    W8A8_CONFIG,
+    byte_level_tokenizer_json,
+    llama_tensors,
+    to_w8a8,
+    tokenizer_config,
+    write_folder,
+)
 from support.tiny_models import llama_config
 
 
@@ -170,6 +177,61 @@ def test_a_folder_loads(tmp_path: Path) -> None:
     tokenizer, metadata = load_front(resolve(str(tmp_path / "folder"), home=tmp_path))
     assert metadata == model.metadata
     assert tokenizer.encode("hello") == model.tokenizer_factory().encode("hello")
+
+
+def w8a8_config(**overrides: Any) -> dict[str, Any]:
+    return llama_config(
+        vocab_size=len(tiny_tokens()), num_hidden_layers=1, tie_word_embeddings=True,
+        quantization_config=W8A8_CONFIG, **overrides,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("scale_type", [np.float32, np.float16, None])
+def test_a_w8a8_folder_gives_its_integers_and_their_scales(tmp_path: Path, scale_type: Any) -> None:
+    config = w8a8_config()
+    tensors = to_w8a8(llama_tensors(config))
+    name = "model.layers.0.self_attn.q_proj.weight"
+    if scale_type is None:  # one dimension
+        tensors[name + "_scale"] = tensors[name + "_scale"].reshape(-1)
+    else:
+        tensors[name + "_scale"] = tensors[name + "_scale"].astype(scale_type)
+    source = load_model(resolve(str(write_folder(tmp_path / "f", tensors, config=config)), home=tmp_path)).source
+    info = source.info("layers.0.q.weight")
+    assert (info.tensor_type, info.shape, info.num_bytes) == ("I8", (64, 64), 4096)
+    scales = tensors[name + "_scale"].astype(np.float32).reshape(-1)
+    assert source.raw("layers.0.q.weight").tobytes() == tensors[name].tobytes()
+    np.testing.assert_array_equal(source.row_scales("layers.0.q.weight"), scales)
+    np.testing.assert_array_equal(source.float32("layers.0.q.weight"), tensors[name] * scales[:, None])
+    assert source.info("embed.weight").tensor_type == "F32"
+
+
+@pytest.mark.parametrize(
+    ("scales", "words"),
+    [
+        (None, "type I8 without a model.layers.0.mlp.up_proj.weight_scale of its rows' scales"),
+        (np.ones((95, 1), np.float32), r"F32 of shape \[95, 1\]; the 96 rows of"),
+        (np.ones((96, 2), np.float32), r"F32 of shape \[96, 2\]; the 96 rows of"),
+        (np.ones((96, 1), np.int8), r"I8 of shape \[96, 1\]; the 96 rows of"),
+    ],
+)
+def test_int8_rows_without_their_scales_are_refused(tmp_path: Path, scales: Any, words: str) -> None:
+    config = w8a8_config()
+    tensors = to_w8a8(llama_tensors(config))
+    del tensors["model.layers.0.mlp.up_proj.weight_scale"]
+    if scales is not None:
+        tensors["model.layers.0.mlp.up_proj.weight_scale"] = scales
+    with pytest.raises(ModelFileError, match=words):
+        load_model(resolve(str(write_folder(tmp_path / "f", tensors, config=config)), home=tmp_path))
+
+
+def test_an_int8_vector_is_refused(tmp_path: Path) -> None:
+    config = w8a8_config()
+    tensors = llama_tensors(config) | {
+        "model.norm.weight": np.ones(64, np.int8),
+        "model.norm.weight_scale": np.ones(64),
+    }
+    with pytest.raises(ModelFileError, match=r"tensor model\.norm\.weight: type I8 without a"):
+        load_model(resolve(str(write_folder(tmp_path / "f", tensors, config=config)), home=tmp_path))
 
 
 def test_end_ids_come_from_config_where_generation_config_is_silent(tmp_path: Path) -> None:

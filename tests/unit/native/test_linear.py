@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pytest
 
 from octavo import _native
-from support.weights import HELD_AS, Held, hold, rounded_activation
+from support.weights import EACH_FORM, HELD_AS, Held, hold, rounded_activation
 
 Float32 = npt.NDArray[np.float32]
 
@@ -23,7 +23,7 @@ GUARD = 5  # columns past the weight's that must stay as they were
 def tolerance(cols: int, form: str) -> float:
     """Of sum |x||w| + |bias|: one rounding of 2^-24 an addition to the accumulator and two a product, of which a chain
     of n adds up to n at worst and about sqrt(n) in practice; 4 sqrt(n) + 8 leaves room. Integer sums are exact."""
-    additions = cols if form in ("f32", "bf16") else 2 * cols / 32
+    additions = {"f32": cols, "bf16": cols, "w8a8": 0}.get(form, 2 * cols / 32)
     return (4.0 * additions**0.5 + 8.0) * 2.0**-24
 
 
@@ -49,7 +49,7 @@ def run(isa: str, held: Held, x: Float32, bias: Float32 | None, *, rows: int = 0
 def test_outputs_match_float64_over_the_same_rounded_activations(
     isa: str, tensor_type: str, form: str, width: int, cols: int
 ) -> None:
-    if form.startswith("int") and cols % 32:
+    if tensor_type.startswith("Q") and cols % 32:
         pytest.skip("quantised rows are whole groups")
     held = weight(width, cols, tensor_type, form)
     wide = held.values.astype(np.float64)
@@ -60,7 +60,9 @@ def test_outputs_match_float64_over_the_same_rounded_activations(
         read = rounded_activation(x, form)
         exact = read @ wide.T
         bound = np.abs(read) @ np.abs(wide).T
-        if tensor_type == "Q4_1":  # the kernel adds scale * q and minimum apart: their sizes count, not their sum's
+        if (
+            form == "int4" and tensor_type == "Q4_1"
+        ):  # the kernel adds scale * q and minimum apart: their sizes count, not their sum's
             bound = np.abs(read) @ (np.abs(wide) + 2 * np.abs(wide).max()).T
         if bias is not None:
             exact += bias
@@ -89,10 +91,9 @@ def test_a_row_is_bitwise_the_same_alone_in_a_crowd_and_cut_anyhow(isa: str, ten
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("form", ["f32", "bf16", "int8", "int4"])
-def test_blocks_of_panels_do_not_change_a_bit(isa: str, form: str) -> None:
+@pytest.mark.parametrize(("form", "tensor_type"), EACH_FORM)
+def test_blocks_of_panels_do_not_change_a_bit(isa: str, form: str, tensor_type: str) -> None:
     # Wide enough that a call with many rows walks several blocks of panels.
-    tensor_type = {"f32": "F32", "bf16": "BF16", "int8": "Q8_0", "int4": "Q4_0"}[form]
     held = weight(400, 2048, tensor_type, form)
     x = np.random.default_rng(2).standard_normal((19, 2048)).astype(np.float32)
     np.testing.assert_array_equal(run(isa, held, x, None), run(isa, held, x, None, rows=1, panels=1))
@@ -119,13 +120,12 @@ def test_integer_sums_are_the_same_on_every_instruction_set(isa: str, tensor_typ
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("form", ["f32", "bf16", "int8", "int4"])
+@pytest.mark.parametrize(("form", "tensor_type"), EACH_FORM)
 @pytest.mark.parametrize("broken", [np.nan, -np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("place", [0, 1, 31, 32, 63, 95])
 def test_a_broken_row_gives_nan_everywhere_and_leaves_its_neighbours_alone(
-    isa: str, form: str, broken: float, place: int
+    isa: str, form: str, tensor_type: str, broken: float, place: int
 ) -> None:
-    tensor_type = {"f32": "F32", "bf16": "BF16", "int8": "Q8_0", "int4": "Q4_1"}[form]
     values = np.random.default_rng(4).standard_normal((33, 96)).astype(np.float32)
     values[5] = 0.0  # a row of zero weights must not hide it either
     held = hold(values, tensor_type, form)
@@ -138,9 +138,8 @@ def test_a_broken_row_gives_nan_everywhere_and_leaves_its_neighbours_alone(
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("form", ["f32", "bf16", "int8", "int4"])
-def test_rows_of_zeros_and_of_vanishing_values_give_zero_and_the_bias(isa: str, form: str) -> None:
-    tensor_type = {"f32": "F32", "bf16": "BF16", "int8": "Q8_0", "int4": "Q4_1"}[form]
+@pytest.mark.parametrize(("form", "tensor_type"), EACH_FORM)
+def test_rows_of_zeros_and_of_vanishing_values_give_zero_and_the_bias(isa: str, form: str, tensor_type: str) -> None:
     held = weight(33, 96, tensor_type, form)
     bias = np.linspace(1, 2, 33).astype(np.float32)
     for value in (0.0, -0.0, 1e-45, 1e-38, -1e-38):
@@ -150,9 +149,10 @@ def test_rows_of_zeros_and_of_vanishing_values_give_zero_and_the_bias(isa: str, 
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("size", [1e-30, 1e30, 1e36])
-def test_activations_of_any_size_keep_their_precision(isa: str, size: float) -> None:
-    held = weight(16, 64, "Q8_0", "int8")
+@pytest.mark.parametrize(("form", "tensor_type"), [("int8", "Q8_0"), ("w8a8", "I8")])
+def test_activations_of_any_size_keep_their_precision(isa: str, form: str, tensor_type: str, size: float) -> None:
+    held = weight(16, 64, tensor_type, form)
     x = (np.random.default_rng(6).standard_normal((3, 64)) * size).astype(np.float32)
-    read, wide = rounded_activation(x, "int8"), held.values.astype(np.float64)
+    read, wide = rounded_activation(x, form), held.values.astype(np.float64)
     error = np.abs(run(isa, held, x, None) - read @ wide.T)
-    assert (error <= tolerance(64, "int8") * (np.abs(read) @ np.abs(wide).T)).all()
+    assert (error <= tolerance(64, form) * (np.abs(read) @ np.abs(wide).T)).all()
