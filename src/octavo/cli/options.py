@@ -176,7 +176,7 @@ OPTIONS: tuple[Option, ...] = (
         "engine",
         "choice",
         "Round the weights of matrix products at load, whatever the file holds: w8a8 is int8 with a scale a row, and "
-        "activations in int8 with a scale a token; fastest for prompts and many streams. Default: as in the file.",
+        "activations in int8 with a scale a token; for long prompts and many streams. Default: as in the file.",
         choices=("w8a8",),
     ),
     Option("seed", "engine", "whole", "Of the engine's generator, which draws the seed of requests without one."),
