@@ -124,7 +124,8 @@ class OutputProcessor:
         text, num_taken, stop_string = _read_tokens(state, sample, update)
         finish_reason: FinishReason | None = "stop" if stop_string is not None else update.finish_reason
         stop_reason: str | int | None = stop_string
-        if finish_reason is not None and stop_string is None:
+        if finish_reason is not None and stop_string is None and update.error is None:
+            # Of a sample that broke, what was held back is dropped: it may be half a character or half a stop string.
             tail = sample.stop_filter.push(sample.detokenizer.flush(), honoured=False)
             text += tail.text + sample.stop_filter.flush()
             stop_reason = _stop_token(state, update)
