@@ -6,6 +6,7 @@ import hashlib
 import os
 import random
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from octavo.core.protocols import Tier
@@ -44,8 +45,10 @@ def held(tier: Tier, count: int) -> list[int]:
 
 
 def bytes_on_disk(folder: Path) -> int:
-    """What the file system says the folder takes, folders too."""
+    """What the file system says the folder takes, folders too. Others may be evicting: what is gone takes nothing."""
     total = 0
     for parent, folders, files in os.walk(folder):
-        total += sum(os.lstat(os.path.join(parent, name)).st_blocks * 512 for name in (*folders, *files))
+        for name in (*folders, *files):
+            with suppress(FileNotFoundError):
+                total += os.lstat(os.path.join(parent, name)).st_blocks * 512
     return total
