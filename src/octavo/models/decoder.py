@@ -24,6 +24,7 @@ from octavo.models.fields import (
 )
 from octavo.models.quantization import check_quantization
 from octavo.program.ops import ActivationName
+from octavo.program.trace import ProgramBuilder
 
 HF_ACTIVATIONS: dict[str, ActivationName] = {
     "silu": "silu",
@@ -61,6 +62,17 @@ class Sizes:
             f"{self.num_layers} layers, width {self.width}, {self.num_heads} heads over {self.num_kv_heads} of "
             f"{self.head_dim}, feed-forward {self.ffn_width}, vocabulary {self.vocab_size}"
         )
+
+
+def builder(sizes: Sizes) -> ProgramBuilder:
+    """Of a program with these sizes, empty yet."""
+    return ProgramBuilder(
+        vocab_size=sizes.vocab_size,
+        embedding_size=sizes.width,
+        num_kv_heads=sizes.num_kv_heads,
+        head_dim=sizes.head_dim,
+        max_model_len=sizes.max_model_len,
+    )
 
 
 def hf_sizes(
@@ -147,6 +159,25 @@ def windows_of(sizes: Sizes, window: int | None, sliding: Sequence[bool]) -> tup
 def in_model(name: str, add: float = 0.0) -> CheckpointTensor:
     """A tensor of a safetensors checkpoint: those of the bare model lack the "model." prefix."""
     return CheckpointTensor("model." + name, alternatives=(name,), add=add)
+
+
+def hf_outer_tensors(*, tied: bool, norm_add: float = 0.0) -> dict[str, CheckpointTensor]:
+    """Embedding, last norm and, unless it is the embedding, the head of a safetensors checkpoint."""
+    names = {
+        "embed.weight": in_model("embed_tokens.weight"),
+        "final_norm.weight": in_model("norm.weight", add=norm_add),
+    }
+    return names if tied else names | {"head.weight": CheckpointTensor("lm_head.weight")}
+
+
+def gguf_outer_tensors(*, tied: bool) -> dict[str, CheckpointTensor]:
+    """The same of a GGUF file."""
+    names = {
+        "embed.weight": CheckpointTensor("token_embd.weight"),
+        "final_norm.weight": CheckpointTensor("output_norm.weight"),
+    }
+    head = CheckpointTensor("output.weight", alternatives=("token_embd.weight",))
+    return names if tied else names | {"head.weight": head}
 
 
 def layer_tensors(

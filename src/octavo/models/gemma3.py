@@ -16,8 +16,11 @@ from octavo.errors import ModelFileError
 from octavo.models.checkpoint import CheckpointTensor
 from octavo.models.decoder import (
     Sizes,
+    builder,
+    gguf_outer_tensors,
     gguf_sizes,
     hf_activation,
+    hf_outer_tensors,
     hf_sizes,
     hf_sliding,
     in_model,
@@ -27,7 +30,6 @@ from octavo.models.decoder import (
 from octavo.models.fields import MAX_CONTEXT, MAX_LAYERS, Fields
 from octavo.models.rope import MAX_BASE, base_frequencies, gguf_frequencies, hf_frequencies
 from octavo.program.ops import ActivationName, Program
-from octavo.program.trace import ProgramBuilder
 
 FULL_BASE, SLIDING_BASE = 1_000_000.0, 10_000.0  # of rotary positions, where a file does not say
 PERIOD = 6  # every so manieth layer is full, where a file does not say
@@ -101,13 +103,7 @@ def gguf_config(
 
 def trace(config: Gemma3Config) -> Program:
     """The program; its parameters are named as in `hf_names`."""
-    b = ProgramBuilder(
-        vocab_size=config.vocab_size,
-        embedding_size=config.width,
-        num_kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
-        max_model_len=config.max_model_len,
-    )
+    b = builder(config)
 
     def norm(x: str, name: str) -> str:
         return b.rms_norm(x, name + ".weight", config.eps)
@@ -162,9 +158,7 @@ def hf_names(config: Gemma3Config) -> dict[str, CheckpointTensor]:
         "up": "mlp.up_proj",
         "down": "mlp.down_proj",
     }
-    names = {"embed.weight": in_model("embed_tokens.weight"), "final_norm.weight": in_model("norm.weight", add=1.0)}
-    if not config.tied:
-        names["head.weight"] = CheckpointTensor("lm_head.weight")
+    names = hf_outer_tensors(tied=config.tied, norm_add=1.0)
     names |= layer_tensors(config.num_layers, _weights(rows), "layers.", in_model)
     return names | layer_tensors(config.num_layers, _weights(norms), "layers.", lambda name: in_model(name, add=1.0))
 
@@ -186,12 +180,7 @@ def gguf_names(config: Gemma3Config) -> dict[str, CheckpointTensor]:
         "down": "ffn_down",
         "post_mlp_norm": "post_ffw_norm",
     }
-    names = {
-        "embed.weight": CheckpointTensor("token_embd.weight"),
-        "final_norm.weight": CheckpointTensor("output_norm.weight"),
-    }
-    if not config.tied:
-        names["head.weight"] = CheckpointTensor("output.weight")
+    names = gguf_outer_tensors(tied=config.tied)
     return names | layer_tensors(config.num_layers, _weights(rows), "blk.", CheckpointTensor)
 
 

@@ -12,11 +12,20 @@ from typing import Any
 
 from octavo.errors import ModelFileError
 from octavo.models.checkpoint import CheckpointTensor
-from octavo.models.decoder import Sizes, gguf_sizes, hf_activation, hf_sizes, in_model, windows_of
+from octavo.models.decoder import (
+    Sizes,
+    builder,
+    gguf_outer_tensors,
+    gguf_sizes,
+    hf_activation,
+    hf_outer_tensors,
+    hf_sizes,
+    in_model,
+    windows_of,
+)
 from octavo.models.fields import MAX_CONTEXT, Fields
 from octavo.models.rope import gguf_frequencies, hf_frequencies
 from octavo.program.ops import ActivationName, Program
-from octavo.program.trace import ProgramBuilder
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,13 +86,7 @@ def gguf_config(
 
 def trace(config: LlamaConfig) -> Program:
     """The program; its parameters are named as in `hf_names`."""
-    b = ProgramBuilder(
-        vocab_size=config.vocab_size,
-        embedding_size=config.width,
-        num_kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
-        max_model_len=config.max_model_len,
-    )
+    b = builder(config)
     x = b.embed("embed.weight")
     for layer in range(config.num_layers):
         at = f"layers.{layer}."
@@ -122,9 +125,7 @@ def hf_names(config: LlamaConfig) -> dict[str, CheckpointTensor]:
         "up": "mlp.up_proj",
         "down": "mlp.down_proj",
     }
-    names = {"embed.weight": in_model("embed_tokens.weight"), "final_norm.weight": in_model("norm.weight")}
-    if not config.tied:
-        names["head.weight"] = CheckpointTensor("lm_head.weight")
+    names = hf_outer_tensors(tied=config.tied)
     for layer in range(config.num_layers):
         for own, theirs in rows.items():
             names[f"layers.{layer}.{own}.weight"] = in_model(f"layers.{layer}.{theirs}.weight")
@@ -146,12 +147,7 @@ def gguf_names(config: LlamaConfig) -> dict[str, CheckpointTensor]:
         "up": "ffn_up",
         "down": "ffn_down",
     }
-    names = {
-        "embed.weight": CheckpointTensor("token_embd.weight"),
-        "final_norm.weight": CheckpointTensor("output_norm.weight"),
-    }
-    if not config.tied:
-        names["head.weight"] = CheckpointTensor("output.weight", alternatives=("token_embd.weight",))
+    names = gguf_outer_tensors(tied=config.tied)
     for layer in range(config.num_layers):
         for own, theirs in rows.items():
             for part in ("weight", "bias"):

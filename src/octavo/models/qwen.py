@@ -15,8 +15,11 @@ from octavo.errors import ModelFileError
 from octavo.models.checkpoint import CheckpointTensor
 from octavo.models.decoder import (
     Sizes,
+    builder,
+    gguf_outer_tensors,
     gguf_sizes,
     hf_activation,
+    hf_outer_tensors,
     hf_sizes,
     hf_sliding,
     in_model,
@@ -26,7 +29,6 @@ from octavo.models.decoder import (
 from octavo.models.fields import MAX_CONTEXT, MAX_LAYERS, Fields
 from octavo.models.rope import gguf_frequencies, hf_frequencies
 from octavo.program.ops import ActivationName, Program
-from octavo.program.trace import ProgramBuilder
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,13 +102,7 @@ def gguf_config(
 
 def trace(config: QwenConfig) -> Program:
     """The program; its parameters are named as in `hf_names`."""
-    b = ProgramBuilder(
-        vocab_size=config.vocab_size,
-        embedding_size=config.width,
-        num_kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
-        max_model_len=config.max_model_len,
-    )
+    b = builder(config)
 
     def projected(h: str, at: str, width: int) -> str:
         """Queries or keys: biased, normed by head, turned."""
@@ -143,9 +139,7 @@ def hf_names(config: QwenConfig) -> dict[str, CheckpointTensor]:
         "down.weight": "mlp.down_proj.weight",
     }
     rows |= {own: f"self_attn.{theirs}" for own, theirs in _attention_rows(config, "{}_proj", "{}_norm").items()}
-    names = {"embed.weight": in_model("embed_tokens.weight"), "final_norm.weight": in_model("norm.weight")}
-    if not config.tied:
-        names["head.weight"] = CheckpointTensor("lm_head.weight")
+    names = hf_outer_tensors(tied=config.tied)
     return names | layer_tensors(config.num_layers, rows, "layers.", in_model)
 
 
@@ -160,12 +154,7 @@ def gguf_names(config: QwenConfig) -> dict[str, CheckpointTensor]:
     }
     for own, theirs in _attention_rows(config, "attn_{}", "attn_{}_norm").items():
         rows[own] = theirs.replace("attn_o.", "attn_output.")
-    names = {
-        "embed.weight": CheckpointTensor("token_embd.weight"),
-        "final_norm.weight": CheckpointTensor("output_norm.weight"),
-    }
-    if not config.tied:
-        names["head.weight"] = CheckpointTensor("output.weight", alternatives=("token_embd.weight",))
+    names = gguf_outer_tensors(tied=config.tied)
     return names | layer_tensors(config.num_layers, rows, "blk.", CheckpointTensor)
 
 
