@@ -14,17 +14,16 @@ way, unless --check is given.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 
-from bounds import Bounds, is_missed, show
+from bounds import Bounds, finish, model_parser, show
 from server_process import ServerProcess
 
 from octavo.cli.machine import ReadBandwidth, describe_machine, machine_line
 from octavo.cli.measure import Figure, Load, measure_decode, measure_prefill
 from octavo.cli.sizes import format_size
-from octavo.config import DEFAULT_MODEL, EngineConfig, forced_isa
+from octavo.config import EngineConfig, forced_isa
 from octavo.engine.build import build_engine
 
 FLOOR: Bounds = {
@@ -101,14 +100,8 @@ def installed_size(environment: Path) -> Figure:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default=DEFAULT_MODEL)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--threads", type=int)
-    parser.add_argument("--isa")
-    parser.add_argument("--quick", action="store_true", help="short loads, one repetition: to see that it runs")
+    parser = model_parser(__doc__)
     parser.add_argument("--installed-size", type=Path, metavar="VENV", help="weigh this environment's packages too")
-    parser.add_argument("--check", action="store_true", help="exit code 1 when a floor is missed")
     options = parser.parse_args()
     options.repeats = 1 if options.quick else options.repeats
     machine = describe_machine()
@@ -121,9 +114,7 @@ def main() -> int:
     show(server, FLOOR)
     figures += server
     print(f"weights {format_size(float(str(machine['weight_bytes'])))}; KV allowed to the server {KV_BYTES}")
-    named = {figure.name: figure.to_json() for figure in figures}
-    print(json.dumps({"benchmark": "floor", "machine": machine, "figures": named}, ensure_ascii=False))
-    return int(options.check and is_missed(figures, FLOOR))
+    return finish("floor", machine, figures, FLOOR, check=options.check)
 
 
 if __name__ == "__main__":

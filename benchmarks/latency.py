@@ -19,8 +19,6 @@ line last. The limits are a promise for 2 quiet cores with AVX-512 and the defau
 
 from __future__ import annotations
 
-import argparse
-import json
 import random
 import statistics
 import sys
@@ -28,11 +26,11 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from bounds import Bounds, is_missed, show
+from bounds import Bounds, finish, model_parser, show
 
 from octavo.cli.machine import describe_machine, machine_line
 from octavo.cli.measure import Figure
-from octavo.config import DEFAULT_MODEL, EngineConfig, SchedulingPolicy, forced_isa
+from octavo.config import EngineConfig, SchedulingPolicy, forced_isa
 from octavo.engine.build import build_engine
 from octavo.engine.engine import Engine
 from octavo.engine.engine_request import EngineRequest, new_request_id
@@ -208,14 +206,7 @@ def measure_newcomer(
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default=DEFAULT_MODEL)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--threads", type=int)
-    parser.add_argument("--isa")
-    parser.add_argument("--quick", action="store_true", help="short loads, one repetition: to see that it runs")
-    parser.add_argument("--check", action="store_true", help="exit code 1 when a limit is missed")
-    given = parser.parse_args()
+    given = model_parser(__doc__).parse_args()
     options = Options(
         given.model, 1 if given.quick else given.repeats, given.threads, given.isa or forced_isa(), given.quick
     )
@@ -230,9 +221,7 @@ def main() -> int:
         new = measure()
         show(new, LIMITS)
         figures += new
-    named = {figure.name: figure.to_json() for figure in figures}
-    print(json.dumps({"benchmark": "latency", "machine": machine, "figures": named}, ensure_ascii=False))
-    return int(given.check and is_missed(figures, LIMITS))
+    return finish("latency", machine, figures, LIMITS, check=given.check)
 
 
 if __name__ == "__main__":

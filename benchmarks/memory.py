@@ -15,7 +15,6 @@ In process, random prompts of a fixed seed, medians with their spread, one JSON 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import random
 import sys
@@ -25,11 +24,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from bounds import Bounds, is_missed, show
+from bounds import Bounds, finish, model_parser, show
 
 from octavo.cli.machine import describe_machine, machine_line
 from octavo.cli.measure import Figure
-from octavo.config import DEFAULT_MODEL, EngineConfig, forced_isa
+from octavo.config import EngineConfig, forced_isa
 from octavo.engine.build import build_engine
 from octavo.engine.engine import Engine
 from octavo.engine.engine_request import EngineRequest, new_request_id
@@ -196,14 +195,7 @@ def drop_from_cache(folder: Path) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default=DEFAULT_MODEL)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--threads", type=int)
-    parser.add_argument("--isa")
-    parser.add_argument("--quick", action="store_true", help="short prompts, one repetition: to see that it runs")
-    parser.add_argument("--check", action="store_true", help="exit code 1 when a bar is missed")
-    options = parser.parse_args()
+    options = model_parser(__doc__).parse_args()
     options.repeats = 1 if options.quick else options.repeats
     machine = describe_machine()
     print(machine_line(machine), flush=True)
@@ -213,9 +205,7 @@ def main() -> int:
         new = measure()
         figures += new
         show(new, BARS)
-    named = {figure.name: figure.to_json() for figure in figures}
-    print(json.dumps({"benchmark": "memory", "machine": machine, "figures": named}, ensure_ascii=False))
-    return int(options.check and is_missed(figures, BARS))
+    return finish("memory", machine, figures, BARS, check=options.check)
 
 
 if __name__ == "__main__":
