@@ -9,7 +9,7 @@ import argparse
 import json
 from collections.abc import Mapping, Sequence
 
-from octavo.cli.measure import Figure, table
+from octavo.bench.measure import Figure, table
 from octavo.config import DEFAULT_MODEL
 
 Bounds = Mapping[str, tuple[float | None, float | None]]  # figure's name -> (least, or None; most, or None)

@@ -28,8 +28,8 @@ from dataclasses import dataclass, field
 
 from bounds import Bounds, finish, model_parser, show
 
-from octavo.cli.machine import describe_machine, machine_line
-from octavo.cli.measure import Figure
+from octavo.bench.machine import describe_machine, machine_line
+from octavo.bench.measure import Figure
 from octavo.config import EngineConfig, SchedulingPolicy, forced_isa
 from octavo.engine.build import build_engine
 from octavo.engine.engine import Engine

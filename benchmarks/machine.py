@@ -11,8 +11,8 @@ from __future__ import annotations
 import argparse
 import json
 
-from octavo.cli.machine import ReadBandwidth, describe_machine, machine_line
-from octavo.cli.measure import Figure, table
+from octavo.bench.machine import ReadBandwidth, describe_machine, machine_line
+from octavo.bench.measure import Figure, table
 
 
 def main() -> None:

@@ -16,8 +16,8 @@ import json
 
 import paper_replay as replays
 
-from octavo.cli.machine import describe_machine, machine_line
-from octavo.cli.measure import Figure
+from octavo.bench.machine import describe_machine, machine_line
+from octavo.bench.measure import Figure
 
 QUICK_ROWS = 600
 ROW = "{:<44}{:>10}{:>16}{:>10}"

@@ -18,8 +18,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from octavo.cli.machine import ReadBandwidth, describe_machine, machine_line
-from octavo.cli.measure import Load, run_load
+from octavo.bench.machine import ReadBandwidth, describe_machine, machine_line
+from octavo.bench.measure import Load, run_load
 from octavo.config import DEFAULT_MODEL, EngineConfig, octavo_home
 from octavo.engine.build import build_engine
 from octavo.engine.engine import Engine

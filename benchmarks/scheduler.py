@@ -21,8 +21,8 @@ import random
 import statistics
 import time
 
-from octavo.cli.machine import describe_machine, machine_line
-from octavo.cli.measure import Figure, table
+from octavo.bench.machine import describe_machine, machine_line
+from octavo.bench.measure import Figure, table
 from octavo.core.prefix_key import KeyChain
 from octavo.core.request import Request
 from octavo.core.scheduler import Scheduler

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from types import TracebackType
 
-from octavo.cli.machine import anonymous_bytes
+from octavo.bench.machine import anonymous_bytes
 
 START_LIMIT_SECONDS = 180.0
 POLL_SECONDS = 0.01

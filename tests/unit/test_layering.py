@@ -19,7 +19,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"sampling", "models"}),
     frozenset({"tiers", "executors", "loading"}),
     frozenset({"engine"}),
-    frozenset({"server"}),
+    frozenset({"server", "bench"}),
     frozenset({"cli"}),
 )
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}

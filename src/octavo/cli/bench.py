@@ -30,8 +30,8 @@ def bench_command(
     model: str | None, streams: tuple[int, ...], prefill: tuple[int, ...], as_json: bool, **values: Any
 ) -> None:
     """Measure decode and prefill speed of MODEL, beside the machine's read bandwidth."""
-    from octavo.cli.machine import ReadBandwidth, describe_machine, machine_line
-    from octavo.cli.measure import Figure, Load, measure_decode, measure_prefill, table
+    from octavo.bench.machine import ReadBandwidth, describe_machine, machine_line
+    from octavo.bench.measure import Figure, Load, measure_decode, measure_prefill, table
     from octavo.engine.build import build_engine
     from octavo.engine.progress import LoadingBar
 

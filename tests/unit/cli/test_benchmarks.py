@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from octavo.cli.measure import Figure
+from octavo.bench.measure import Figure
 from support.cli_runner import environment
 
 FOLDER = Path(__file__).resolve().parents[3] / "benchmarks"

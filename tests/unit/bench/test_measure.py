@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from octavo.cli.machine import ReadBandwidth, anonymous_bytes, describe_machine, machine_line
-from octavo.cli.measure import Figure, Load, measure_decode, measure_prefill, run_load, step_bytes, table
+from octavo.bench.machine import ReadBandwidth, anonymous_bytes, describe_machine, machine_line
+from octavo.bench.measure import Figure, Load, measure_decode, measure_prefill, run_load, step_bytes, table
 from octavo.config import EngineConfig
 from octavo.engine.build import build_engine
 from octavo.engine.engine import Engine

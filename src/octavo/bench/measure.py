@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from octavo.cli.machine import ReadBandwidth
+from octavo.bench.machine import ReadBandwidth
 from octavo.engine.engine import Engine
 from octavo.engine.engine_request import EngineRequest, new_request_id
 from octavo.sampling_params import SamplingParams
