@@ -1,122 +1,163 @@
-"""Question: on this machine, on the same file, how does octavo compare with llama.cpp?
+"""Question: on this machine, how does octavo compare with the other servers, and both with what the machine allows?
 
-    python benchmarks/peers.py --llama-bin DIR [--model smollm2] [--repeats 3]
+    python benchmarks/peers.py --models DIR [--llama-bin DIR] [--vllm-python FILE] [--openvino-python FILE]
+                               [--rows WORDS ...] [--contestants WORDS ...] [--results FILE] [--table FILE]
 
-DIR holds `llama-batched-bench`, built for this processor. Both contestants run the same GGUF file with
-the same number of threads and the same lengths, without HTTP, greedy, one after the other within each repetition, and
-the memory's read bandwidth is measured before each: a shared machine changes from minute to minute, so only ratios
-within one repetition are compared. Prints a table of medians with their spread and the ratio, one JSON line last.
+Contestants: octavo and llama.cpp, vLLM, OpenVINO GenAI where they are installed (each in its own environment; one that
+is absent is named and left out), in the formats that contestants/catalog.py finds in DIR. All get the same work: random
+tokens, greedy, EOS ignored, fixed lengths, the same number of threads. Every contestant keeps its model loaded and is
+stopped while another works; within a repetition they follow each other, because a shared machine changes from minute
+to minute, so a ratio is that of one repetition. The memory's read bandwidth is measured before and after each.
+
+octavo, vLLM and OpenVINO are stepped in a process of their own without HTTP, llama.cpp by its llama-batched-bench.
+"decode" is the rate of all streams together after the last one's first token. The start and the memory of octavo and
+llama.cpp are those of their servers, of the other two those of a process that has loaded the library and the model.
+
+--results keeps the measurements in FILE and adds to those it holds, so that a long comparison can be made in parts;
+--table writes the tables of all that FILE holds. One JSON line last.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import statistics
-import subprocess
 import sys
-from dataclasses import dataclass
+import time
+from collections.abc import Sequence
 from pathlib import Path
 
+from contestants.base import Contestant, Failed, title
+from contestants.catalog import Absent, Places, all_of
+from contestants.quiet import Quiet
+from contestants.results import Entry, Results
+from contestants.rows import ROWS, SHAPES, Row, chosen
+from contestants.table import bars_table, cell, everybody_table, verdict
+
 from octavo.bench.machine import ReadBandwidth, describe_machine, machine_line
-from octavo.bench.measure import Load, run_load
-from octavo.config import DEFAULT_MODEL, EngineConfig, octavo_home
-from octavo.engine.build import build_engine
-from octavo.engine.engine import Engine
-from octavo.loading.model_files import resolve
+
+ONCE = {"vLLM"}  # too slow to start to do so in every repetition
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One line of the table: a load, and which of its two rates is compared."""
+class Comparison:
+    def __init__(self, results: Results, options: argparse.Namespace) -> None:
+        self._results = results
+        self._options = options
+        self._bandwidth = ReadBandwidth(options.threads)
+        self._run = time.strftime("%Y-%m-%d %H:%M:%S")
+        self._quiet = Quiet(options.quiet)
+        self._failed: set[tuple[str, str]] = set()  # (group, title): said once
 
-    name: str
-    load: Load
-    is_prefill: bool = False
+    def measure(self, rows: Sequence[Row], contestants: Sequence[Contestant]) -> None:
+        """rows: of one model and class. Loads who is needed, and lets all go at the end."""
+        groups = {row.group: row for row in rows}
+        try:
+            for contestant in contestants:
+                self._prepare(contestant, groups.values())
+            for row in groups.values():
+                for repeat in range(self._options.repeats):
+                    self._round(row, contestants, repeat)
+                for same in (other for other in rows if other.group == row.group):
+                    self._print(same)
+        finally:
+            self._quiet.end()
+            for contestant in contestants:
+                contestant.close()
+
+    def _prepare(self, contestant: Contestant, groups: Sequence[Row]) -> None:
+        is_needed = any(row.load.kind != "start" for row in groups)
+        try:
+            self._results.know(contestant, contestant.prepare() if is_needed else "")
+        except Failed as error:
+            print(f"{title(contestant)}: {error}", flush=True)
+            self._failed |= {(row.group, title(contestant)) for row in groups}
+
+    def _round(self, row: Row, contestants: Sequence[Contestant], repeat: int) -> None:
+        made = self._results.begin_round(row, self._run)
+        for contestant in contestants:
+            name = title(contestant)
+            if (row.group, name) in self._failed or (row.load.kind == "start" and repeat and contestant.kind in ONCE):
+                continue
+            try:
+                with self._quiet:
+                    before = self._bandwidth.measure()
+                    figures = contestant.measure(row.load, f"{self._run} {row.group} {repeat}")
+                    made.entries[name] = Entry(figures, (before, self._bandwidth.measure()))
+            except Failed as error:
+                print(f"{name}, {row.name}: {error}", flush=True)
+                self._failed.add((row.group, name))
+            if self._options.results:
+                self._results.save(self._options.results)
+
+    def _print(self, row: Row) -> None:
+        print(row.name, flush=True)
+        for name in self._results.titles(row):
+            ratios = sorted(self._results.ratios(row, name)) if name.startswith("octavo ") else []
+            shown = f"{ratios[len(ratios) // 2]:6.2f}x ({ratios[0]:.2f}-{ratios[-1]:.2f})" if ratios else ""
+            print(f"    {name:<18} {cell(self._results, row, name):<34} {shown}".rstrip(), flush=True)
+        judged = verdict(self._results, row)
+        print(f"    {judged.bars}: {'met' if judged.is_met else 'MISSED'}", flush=True)
 
 
-ROWS = (
-    Row("1 stream, 128 + 64: decode", Load(1, 128, 64)),
-    Row("16 streams, 128 + 128: decode", Load(16, 128, 128)),
-    Row("64 streams, 128 + 128: decode", Load(64, 128, 128)),
-    Row("8 streams at context 2,048, + 32: decode", Load(8, 2048, 32)),
-    Row("prefill of 128 tokens", Load(1, 128, 64), is_prefill=True),
-    Row("prefill of 2,048 tokens", Load(1, 2048, 32), is_prefill=True),
-)
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", type=Path, metavar="DIR", help="the files; see contestants/catalog.py")
+    parser.add_argument("--llama-bin", type=Path, metavar="DIR", help="holds llama-batched-bench and llama-server")
+    parser.add_argument("--vllm-python", type=Path, metavar="FILE", help="the interpreter that can import vllm")
+    parser.add_argument("--openvino-python", type=Path, metavar="FILE", help="the one that can import openvino_genai")
+    parser.add_argument("--rows", nargs="+", default=[""], metavar="WORDS", help="rows whose name holds one of these")
+    parser.add_argument("--contestants", nargs="+", default=[""], metavar="WORDS", help="those who are named so")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--peak-bf16", type=float, default=469.0, help="GFLOP/s of all threads  [default: 469]")
+    parser.add_argument("--peak-int8", type=float, default=935.0, help="GOP/s of all threads  [default: 935]")
+    parser.add_argument("--results", type=Path, metavar="FILE", help="where measurements are kept and added to")
+    parser.add_argument("--table", type=Path, metavar="FILE", help="where the tables go, as markdown")
+    parser.add_argument("--only-table", action="store_true", help="measure nothing")
+    parser.add_argument("--log", type=Path, default=Path("peers.log"), metavar="FILE", help="what the workers say")
+    parser.add_argument("--quiet", default="", metavar="COMMAND", help=Quiet.__doc__)
+    options = parser.parse_args()
+    if options.models is None and not options.only_table:
+        parser.error("--models names the folder with the files of all contestants; give it, or --only-table")
+    return options
 
 
-class Octavo:
-    name = "octavo"
-
-    def __init__(self, model: str, num_threads: int) -> None:
-        self._engine: Engine = build_engine(
-            EngineConfig(model=model, max_model_len=2048 + 128, max_num_seqs=64, num_threads=num_threads)
-        )
-        self._seed = 0
-
-    def rate(self, row: Row) -> float:
-        """Tokens a second of all streams together."""
-        self._seed += 1
-        timing = run_load(self._engine, row.load, self._seed)
-        if row.is_prefill:
-            return timing.num_prompt_tokens / timing.prefill_seconds
-        return timing.num_decoded_tokens / timing.decode_seconds
-
-
-class LlamaCpp:
-    name = "llama.cpp"
-
-    def __init__(self, program: Path, path: Path, num_threads: int) -> None:
-        self._command = [
-            str(program), "-m", str(path), "-t", str(num_threads), "-tb", str(num_threads),
-            "-b", "2048", "-ub", "512", "-fa", "on", "-no-kvu", "--output-format", "jsonl",
-        ]  # fmt: skip
-
-    def rate(self, row: Row) -> float:
-        """As the program counts: prefill and decode timed apart."""
-        load = row.load
-        context = load.num_streams * (load.num_prompt_tokens + load.num_new_tokens)
-        words = ["-c", str(context), "-npl", str(load.num_streams)]
-        words += ["-npp", str(load.num_prompt_tokens), "-ntg", str(load.num_new_tokens)]
-        done = subprocess.run([*self._command, *words], capture_output=True, text=True, check=True)
-        [line] = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-        return float(line["speed_pp"] if row.is_prefill else line["speed_tg"])
+def select(options: argparse.Namespace, model: str) -> list[Contestant]:
+    """Says who is absent."""
+    places = Places(
+        options.models, options.llama_bin, options.vllm_python, options.openvino_python, options.threads, options.log
+    )
+    found: list[Contestant] = []
+    for contestant in all_of(places, model):
+        name = contestant.title if isinstance(contestant, Absent) else title(contestant)
+        if not any(words in name for words in options.contestants):
+            continue
+        if isinstance(contestant, Absent):
+            print(f"left out, {model}: {name}: {contestant.reason}", flush=True)
+        else:
+            found.append(contestant)
+    return found
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--llama-bin", type=Path, required=True, metavar="DIR")
-    parser.add_argument("--model", default=DEFAULT_MODEL)
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--rows", default="", help="only rows whose name holds one of these, comma-separated")
-    options = parser.parse_args()
-    files = resolve(options.model, home=octavo_home())
-    assert files.path is not None
+    options = parse()
     machine = describe_machine()
-    print(machine_line(machine))
-    bandwidth = ReadBandwidth(options.threads)
-    ours = Octavo(str(files.path), options.threads)
-    peer = LlamaCpp(options.llama_bin / "llama-batched-bench", files.path, options.threads)
-    print(f"{'tokens/s, median (spread)':<42} {ours.name:>20} {peer.name:>20}  ratio (spread)")
-    results = []
-    for row in (row for row in ROWS if any(part in row.name for part in options.rows.split(","))):
-        ours.rate(row)  # warm-up
-        rates: dict[str, list[float]] = {ours.name: [], peer.name: []}
-        reads = []
-        for _ in range(options.repeats):
-            for contestant in (ours, peer):
-                reads.append(bandwidth.measure() / 1e9)
-                rates[contestant.name].append(contestant.rate(row))
-        ratios = [a / b for a, b in zip(rates[ours.name], rates[peer.name], strict=True)]
-        cells = [f"{statistics.median(r):,.0f} ({min(r):,.0f}-{max(r):,.0f})" for r in rates.values()]
-        print(
-            f"{row.name:<42} {cells[0]:>20} {cells[1]:>20}  "
-            f"{statistics.median(ratios):.2f}x ({min(ratios):.2f}-{max(ratios):.2f})",
-            flush=True,
-        )
-        results.append({"row": row.name, "rates": rates, "ratios": ratios, "read_bandwidth_gb_s": reads})
-    print(json.dumps({"benchmark": "peers", "machine": machine, "model": files.name, "results": results}))
+    print(machine_line(machine), flush=True)
+    peaks = (options.peak_bf16 * 1e9, options.peak_int8 * 1e9)
+    path = options.results
+    results = Results(machine, peaks) if path is None else Results.load(path, machine, peaks)
+    rows = chosen(options.rows)
+    if not options.only_table:
+        comparison = Comparison(results, options)
+        for model, bits in dict.fromkeys((row.model, row.bits) for row in rows):
+            part = [row for row in rows if (row.model, row.bits) == (model, bits)]
+            taking_part = [one for one in select(options, model) if part[0].is_in_class(one.format.bits)]
+            comparison.measure(part, taking_part)
+    tables = [bars_table(results, ROWS), *(everybody_table(results, ROWS, model) for model in SHAPES)]
+    text = "\n\n".join("\n".join(table) for table in tables if table) + "\n"
+    if options.table:
+        options.table.write_text(text)
+    print(text)
+    print(json.dumps({"benchmark": "peers", **results.to_json()}, ensure_ascii=False))
     return 0
 
 

@@ -1,4 +1,4 @@
-"""A real `octavo serve` for the benchmarks: started as a user starts it, timed to its first healthy answer, weighed.
+"""A real server for the benchmarks: started as a user starts it, timed to its first healthy answer, weighed.
 
 Reads /proc, so Linux only. Refuses to leave a process behind: use it as a context manager.
 """
@@ -14,24 +14,25 @@ import sys
 import time
 from pathlib import Path
 from types import TracebackType
+from typing import Self
 
 from octavo.bench.machine import anonymous_bytes
 
 START_LIMIT_SECONDS = 180.0
+ANSWER_LIMIT_SECONDS = 300.0
 POLL_SECONDS = 0.01
 
 
-class ServerProcess:
-    """`with ServerProcess("smollm2", "--kv-cache-memory-bytes", "1GB") as server: server.ready_seconds, ...`."""
+class HttpProcess:
+    """`command` serves HTTP on 127.0.0.1 and the port given after it; GET /health answers 200 once it is ready."""
 
-    def __init__(self, model: str, *options: str) -> None:
+    def __init__(self, *command: str) -> None:
         with socket.create_server(("127.0.0.1", 0)) as free:
             self._port: int = free.getsockname()[1]
-        entry = "from octavo.cli.main import main; main()"
-        self._command = [sys.executable, "-c", entry, "serve", model, "--port", str(self._port), *options]
+        self._command = [*command, "--port", str(self._port)]
         self.ready_seconds = 0.0
 
-    def __enter__(self) -> ServerProcess:
+    def __enter__(self) -> Self:
         start = time.perf_counter()
         self._process = subprocess.Popen(self._command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         try:
@@ -39,7 +40,7 @@ class ServerProcess:
                 if self._process.poll() is not None or time.perf_counter() - start > START_LIMIT_SECONDS:
                     self._process.kill()
                     output = self._process.communicate()[0].decode(errors="replace")
-                    raise SystemExit(f"octavo serve did not start:\n{output}")
+                    raise SystemExit(f"{self._command[0]} did not start:\n{output}")
                 time.sleep(POLL_SECONDS)
         except BaseException:
             self._process.kill()
@@ -59,20 +60,24 @@ class ServerProcess:
         if error is not None:
             print(output.decode(errors="replace"), file=sys.stderr)
 
-    def complete(self, prompt: str, max_tokens: int) -> str:
-        """One answer, to have the KV cache used a little."""
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def first_answer_seconds(self) -> float:
+        """From the question to its first token, and not more."""
+        start = time.perf_counter()
+        self.complete([1000, 2000, 3000, 4000], 1)
+        return time.perf_counter() - start
+
+    def complete(self, prompt: str | list[int], max_tokens: int) -> str:
+        """One answer of exactly `max_tokens`."""
         body = json.dumps({"prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True})
         status, answer = self._request("POST", "/v1/completions", body)
         if status != 200:
             raise SystemExit(f"/v1/completions answered {status}: {answer}")
         text: str = json.loads(answer)["choices"][0]["text"]
         return text
-
-    def anonymous_bytes(self) -> tuple[int, int]:
-        """(of the engine process, of the server and all its children)."""
-        children = {pid: anonymous_bytes(pid) for pid in _descendants(self._process.pid)}
-        engine = sum(size for pid, size in children.items() if b"octavo.engine.process" in _command_line(pid))
-        return engine, anonymous_bytes(self._process.pid) + sum(children.values())
 
     def _is_healthy(self) -> bool:
         try:
@@ -81,13 +86,26 @@ class ServerProcess:
             return False
 
     def _request(self, method: str, path: str, body: str | None) -> tuple[int, str]:
-        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=60)
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=ANSWER_LIMIT_SECONDS)
         try:
             connection.request(method, path, body, {"Content-Type": "application/json"})
             response = connection.getresponse()
             return response.status, response.read().decode()
         finally:
             connection.close()
+
+
+class ServerProcess(HttpProcess):
+    """`with ServerProcess("smollm2", "--kv-cache-memory-bytes", "1GB") as server: server.ready_seconds, ...`."""
+
+    def __init__(self, model: str, *options: str) -> None:
+        super().__init__(sys.executable, "-c", "from octavo.cli.main import main; main()", "serve", model, *options)
+
+    def anonymous_bytes(self) -> tuple[int, int]:
+        """(of the engine process, of the server and all its children)."""
+        children = {pid: anonymous_bytes(pid) for pid in _descendants(self.pid)}
+        engine = sum(size for pid, size in children.items() if b"octavo.engine.process" in _command_line(pid))
+        return engine, anonymous_bytes(self.pid) + sum(children.values())
 
 
 def _descendants(pid: int) -> list[int]:
