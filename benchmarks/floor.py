@@ -18,13 +18,12 @@ import sys
 from pathlib import Path
 
 from bounds import Bounds, finish, model_parser, show
-from server_process import ServerProcess
-
 from octavo.bench.machine import ReadBandwidth, describe_machine, machine_line
 from octavo.bench.measure import Figure, Load, measure_decode, measure_prefill
 from octavo.cli.sizes import format_size
 from octavo.config import EngineConfig, forced_isa
 from octavo.engine.build import build_engine
+from server_process import ServerProcess
 
 FLOOR: Bounds = {
     "decode, 1 stream": (150, None),

@@ -27,7 +27,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from bounds import Bounds, finish, model_parser, show
-
 from octavo.bench.machine import describe_machine, machine_line
 from octavo.bench.measure import Figure
 from octavo.config import EngineConfig, SchedulingPolicy, forced_isa

@@ -25,7 +25,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from bounds import Bounds, finish, model_parser, show
-
 from octavo.bench.machine import describe_machine, machine_line
 from octavo.bench.measure import Figure
 from octavo.config import EngineConfig, forced_isa

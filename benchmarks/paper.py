@@ -15,7 +15,6 @@ import argparse
 import json
 
 import paper_replay as replays
-
 from octavo.bench.machine import describe_machine, machine_line
 from octavo.bench.measure import Figure
 

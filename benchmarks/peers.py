@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -30,9 +31,8 @@ from contestants.base import Contestant, Failed, title
 from contestants.catalog import Absent, Places, all_of
 from contestants.quiet import Quiet
 from contestants.results import Entry, Results
-from contestants.rows import ROWS, SHAPES, Row, chosen
+from contestants.rows import LESS_IS_BETTER, ROWS, SHAPES, Row, chosen
 from contestants.table import bars_table, cell, everybody_table, verdict
-
 from octavo.bench.machine import ReadBandwidth, describe_machine, machine_line
 
 ONCE = {"vLLM"}  # too slow to start to do so in every repetition
@@ -54,8 +54,13 @@ class Comparison:
             for contestant in contestants:
                 self._prepare(contestant, groups.values())
             for row in groups.values():
+                taking_part = list(contestants)
                 for repeat in range(self._options.repeats):
-                    self._round(row, contestants, repeat)
+                    self._round(row, taking_part, repeat)
+                    if repeat == 0:
+                        same = [other for other in rows if other.group == row.group]
+                        slow = slow_peers(self._results, same, self._options.drop)
+                        taking_part = [one for one in contestants if title(one) not in slow]
                 for same in (other for other in rows if other.group == row.group):
                     self._print(same)
         finally:
@@ -107,6 +112,10 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--rows", nargs="+", default=[""], metavar="WORDS", help="rows whose name holds one of these")
     parser.add_argument("--contestants", nargs="+", default=[""], metavar="WORDS", help="those who are named so")
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument(
+        "--drop", type=float, default=0.6, metavar="SHARE",
+        help="peers below this share of the best one in a row's first repetition sit out the others  [default: 0.6]",
+    )  # fmt: skip
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--peak-bf16", type=float, default=469.0, help="GFLOP/s of all threads  [default: 469]")
     parser.add_argument("--peak-int8", type=float, default=935.0, help="GOP/s of all threads  [default: 935]")
@@ -119,6 +128,17 @@ def parse() -> argparse.Namespace:
     if options.models is None and not options.only_table:
         parser.error("--models names the folder with the files of all contestants; give it, or --only-table")
     return options
+
+
+def slow_peers(results: Results, rows: Sequence[Row], share: float) -> set[str]:
+    """Peers that are below `share` of the best in every one of the rows, all of one group."""
+    slow: list[set[str]] = []
+    for row in rows:
+        speeds = {name: results.values(row, name)[0] for name in results.peers(row)}
+        if row.figure in LESS_IS_BETTER:
+            speeds = {name: 1 / seconds for name, seconds in speeds.items()}
+        slow.append({name for name, speed in speeds.items() if speed < share * max(speeds.values())})
+    return set.intersection(*slow)
 
 
 def select(options: argparse.Namespace, model: str) -> list[Contestant]:
@@ -139,6 +159,8 @@ def select(options: argparse.Namespace, model: str) -> list[Contestant]:
 
 
 def main() -> int:
+    """Ends by SystemExit when told to stop, so that no stopped worker is left behind."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     options = parse()
     machine = describe_machine()
     print(machine_line(machine), flush=True)

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Protocol
@@ -161,10 +162,15 @@ class _Worker:
         return value
 
     def suspend(self) -> None:
-        os.killpg(self._process.pid, signal.SIGSTOP)
+        self._signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        os.killpg(self._process.pid, signal.SIGCONT)
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: signal.Signals) -> None:
+        """A worker that ended is found out by whoever asks it next."""
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, number)
 
     def peak_bytes(self) -> float:
         return peak_resident_bytes(self._process.pid)

@@ -10,11 +10,10 @@ import json
 import subprocess
 from pathlib import Path
 
-from server_process import HttpProcess
-
 from contestants.base import Failed, Figures, Format
 from contestants.ours import served
 from contestants.rows import Load
+from server_process import HttpProcess
 
 BATCH = ["-b", "2048", "-ub", "512", "-fa", "on"]
 RUN_LIMIT_SECONDS = 600.0

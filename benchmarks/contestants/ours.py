@@ -9,11 +9,10 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from server_process import HttpProcess, ServerProcess
-
 from contestants.base import WORKERS, Figures, Format, WorkerContestant, peak_resident_bytes
 from contestants.rows import Load
 from contestants.workers.loop import make_prompts
+from server_process import HttpProcess, ServerProcess
 
 
 class Octavo:
