@@ -30,7 +30,7 @@ FLOOR: Bounds = {
     "decode, 16 streams": (600, None),
     "prefill, 128 tokens": (1000, None),
     "prefill, 2,048 tokens": (1000, None),
-    "ready": (None, 3.0),
+    "ready": (None, 1.0),
     "anonymous memory, idle": (None, 600.0),
     "anonymous memory, after one request": (None, 600.0),
     "installed size": (None, 200.0),

@@ -22,6 +22,7 @@ from octavo.engine.engine_request import EngineRequest, ForkPoint
 from octavo.engine.info import EngineInfo, EngineStats
 from octavo.engine.mailbox import MAX_UNREAD_BYTES, Mailbox
 from octavo.engine.records import DebugRecord, Place
+from octavo.engine.server_channel import FrameSender, read_frame
 from octavo.errors import BadRequest, EngineDead, QueueFull
 from octavo.outputs import SequenceDelta
 
@@ -218,7 +219,7 @@ class AsyncEngine:
         """Until the channel ends: the life of the engine as seen from here."""
         reason = ""
         try:
-            while (message := await frames.read_frame(self._process.reader)) is not None:
+            while (message := await read_frame(self._process.reader)) is not None:
                 self._heard_time = time.monotonic()
                 if isinstance(message, frames.Fatal):
                     reason = message.message
@@ -277,7 +278,7 @@ class _Process:
         process: asyncio.subprocess.Process,
         reader: asyncio.StreamReader,
         transport: asyncio.StreamWriter,
-        sender: frames.FrameSender,
+        sender: FrameSender,
     ) -> None:
         self.pid = process.pid
         self.reader = reader
@@ -301,7 +302,7 @@ class _Process:
         except BaseException:
             ours.close()
             raise
-        return cls(process, reader, transport, frames.FrameSender(ours.dup()))
+        return cls(process, reader, transport, FrameSender(ours.dup()))
 
     def signal(self, number: signal.Signals) -> None:
         """Nothing when it has ended already."""
@@ -326,7 +327,7 @@ class _Process:
 
 
 async def _until_ready(reader: asyncio.StreamReader, progress: ProgressCallback | None) -> EngineInfo:
-    while (message := await frames.read_frame(reader)) is not None:
+    while (message := await read_frame(reader)) is not None:
         match message:
             case frames.Ready(info=info):
                 return info

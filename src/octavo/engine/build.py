@@ -77,9 +77,7 @@ def build_engine(
     report = progress or _silent
     files = _resolve(config, report)
     executor_name = _executor_name(config, files)
-    parts = (
-        _fake_parts(config, files) if executor_name == "fake" else _model_parts(config, files, executor_name, report)
-    )
+    parts = _fake_parts(config) if executor_name == "fake" else _model_parts(config, files, executor_name, report)
     kind, budget = parts.executor.info, parts.budget
     info = EngineInfo(
         model=files.name,
@@ -231,11 +229,12 @@ def _scheduler_config(config: EngineConfig, parts: _Parts) -> SchedulerConfig:
     )
 
 
-def _fake_parts(config: EngineConfig, files: ModelFiles) -> _Parts:
+def _fake_parts(config: EngineConfig) -> _Parts:
     from octavo.executors.fake import SLOT_BYTES, FakeExecutor
-    from octavo.loading.load_model import load_front
+    from octavo.loading.fake_tokenizer import FakeTokenizer
+    from octavo.loading.load_model import fake_metadata
 
-    tokenizer, metadata = load_front(files)
+    tokenizer, metadata = FakeTokenizer(), fake_metadata()
     context_length = config.max_model_len or metadata.context_length  # it was trained for none
     budget = plan_kv_budget(
         config,

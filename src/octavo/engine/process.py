@@ -44,6 +44,7 @@ def main(arguments: Sequence[str]) -> int:
     if len(arguments) != 1 or not arguments[0].isdigit():
         print("usage: python -m octavo.engine.process FD (started by octavo itself)", file=sys.stderr)
         return 2
+    gc.disable()  # what is made until Ready is there to stay: looking through it again and again is vain
     _tie_to_parent()
     channel = frames.EngineChannel(socket.socket(fileno=int(arguments[0])))
     try:
@@ -64,8 +65,8 @@ def _run(channel: frames.EngineChannel) -> int:
         channel.say_goodbye(LAST_WORDS_SECONDS)
         return 1
     channel.send(frames.Ready(engine.info))
-    gc.collect()
-    gc.freeze()  # the model's objects live as long as the process: no collection need look at them again
+    gc.freeze()  # no collection need look at the model's objects
+    gc.enable()
     StepLoop(engine, channel).run()
     engine.close()
     return 0

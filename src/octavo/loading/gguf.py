@@ -20,12 +20,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NoReturn
 
-import numpy as np
-
 from octavo.errors import ModelFileError
 from octavo.loading.tensor_types import BLOCK_LAYOUT, tensor_num_bytes
 
 if TYPE_CHECKING:
+    import numpy as np
     import numpy.typing as npt
 
     from octavo.program.parameters import TensorType
@@ -109,6 +108,8 @@ class GGUFFile:
 
     def raw(self, name: str) -> npt.NDArray[np.uint8]:
         """A tensor's bytes, uint8 [num_bytes], a read-only view of the mapping. Raises ModelFileError when absent."""
+        import numpy as np  # here: a server reads a vocabulary and no tensor, and starts sooner without
+
         tensor = self.tensors.get(name)
         if tensor is None:
             raise ModelFileError(f"{self.path}: there is no tensor {name!r}")
@@ -235,13 +236,14 @@ class _Parser:
                 self.cut(part)
             return self.strings(count, part), "ARRAY[STRING]"
         name, layout = _SCALARS[type_number]
-        numbers = np.dtype("?" if type_number == _BOOL else layout)
-        if count * numbers.itemsize > self.end - self.position:
+        num_bytes = count * struct.calcsize(layout)
+        if num_bytes > self.end - self.position:
             self.cut(part)
-        if type_number == _BOOL and count and np.frombuffer(self.data, np.uint8, count, self.position).max() > 1:
+        if type_number == _BOOL and count and max(self.data[self.position : self.position + num_bytes]) > 1:
             self.fail(part, "a BOOL must be 0 or 1")
-        values: list[int] = np.frombuffer(self.data, numbers, count, self.position).tolist()
-        self.position += count * numbers.itemsize
+        elements = f"<{count}{'?' if type_number == _BOOL else layout[1]}"
+        values: list[int] = list(struct.unpack_from(elements, self.data, self.position))
+        self.position += num_bytes
         return values, f"ARRAY[{name}]"
 
     def alignment(self, metadata: dict[str, MetadataValue], value_types: dict[str, str]) -> int:

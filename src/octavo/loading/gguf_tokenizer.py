@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 def tokenizer_from_gguf(file: GGUFFile) -> Tokenizer:
-    """Raises ModelFileError naming the file and the key."""
+    """Raises ModelFileError naming the file and the key; for merges that are wrong, when first asked to encode."""
     metadata = file.metadata
     kind = metadata.get("tokenizer.ggml.model")
     if kind != "gpt2":
@@ -40,12 +40,15 @@ def tokenizer_from_gguf(file: GGUFFile) -> Tokenizer:
     types = _token_types(file, len(tokens))
     pre = _pre_tokenizer(file)
     bos, eos = token_id_key(file, "bos"), token_id_key(file, "eos")
-    library = checked_by_library(lambda: _library(ids, _merges(file, ids), pre, tokens, types), f"{file.path}")
-    plain = with_specials_as_text(library)
-    assert plain is not None, "every added token of a GGUF vocabulary has its id in the vocabulary"
+
+    def build() -> tuple[Any, Any]:
+        library = checked_by_library(lambda: _library(ids, _merges(file, ids), pre, tokens, types), f"{file.path}")
+        plain = with_specials_as_text(library)
+        assert plain is not None, "every added token of a GGUF vocabulary has its id in the vocabulary"
+        return library, plain
+
     return Tokenizer(
-        library,
-        plain,
+        build,
         tokens,
         spelling="byte_level",
         special_token_ids=[i for i, token_type in enumerate(types) if token_type == _CONTROL],
@@ -70,6 +73,13 @@ def token_id_key(file: GGUFFile, name: str) -> int | None:
     return value
 
 
+def special_token_texts(file: GGUFFile) -> tuple[str, str]:
+    """How the begin and the end token are spelled; "" where the file names none."""
+    tokens = _strings(file, "tokenizer.ggml.tokens")
+    bos, eos = token_id_key(file, "bos"), token_id_key(file, "eos")
+    return "" if bos is None else tokens[bos], "" if eos is None else tokens[eos]
+
+
 def _library(
     ids: dict[str, int], merges: list[tuple[str, str]], pre: PreTokenizer, tokens: list[str], types: list[int]
 ) -> Any:
@@ -89,15 +99,15 @@ def _library(
 
 
 def _merges(file: GGUFFile, ids: dict[str, int]) -> list[tuple[str, str]]:
-    merges: list[tuple[str, str]] = []
-    for index, line in enumerate(_strings(file, "tokenizer.ggml.merges")):
-        left, _, right = line.partition(" ")
-        if left not in ids or right not in ids or left + right not in ids:
-            raise ModelFileError(
-                f"{file.path}: key tokenizer.ggml.merges, element {index}: {printable(line)!r} does not merge two "
-                "tokens of the vocabulary into a third"
-            )
-        merges.append((left, right))
+    lines = _strings(file, "tokenizer.ggml.merges")
+    merges = [(left, right) for left, _, right in [line.partition(" ") for line in lines]]
+    is_sound = [left in ids and right in ids and left + right in ids for left, right in merges]
+    if not all(is_sound):
+        wrong = is_sound.index(False)
+        raise ModelFileError(
+            f"{file.path}: key tokenizer.ggml.merges, element {wrong}: {printable(lines[wrong])!r} does not merge two "
+            "tokens of the vocabulary into a third"
+        )
     return merges
 
 

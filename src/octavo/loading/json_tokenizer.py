@@ -42,8 +42,7 @@ def tokenizer_from_folder(folder: Path) -> Tokenizer:
     added = library.get_added_tokens_decoder()
     names = special_token_names(folder)
     return Tokenizer(
-        library,
-        plain,
+        lambda: (library, plain),
         tokens,
         spelling=spelling,
         special_token_ids=[token_id for token_id, token in added.items() if token.special],

@@ -1,13 +1,13 @@
-"""From a model's files to what engine and server need. Every refusal is a ModelFileError that names the file.
+"""From a model's files to what an engine needs. Every refusal is a ModelFileError that names the file.
 
-`load_front` touches no weights: tokenizer, chat template, end tokens, context. `load_model` adds the program and the
-source of its parameters, checked against each other, so that an executor meets no surprise.
+Program, source of its parameters and tokenizer come checked against each other, so that an executor meets no surprise.
+What a server needs is less: see `front`.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -17,9 +17,10 @@ from octavo.loading.chat_template import ChatTemplate
 from octavo.loading.dequantize import dequantize
 from octavo.loading.fake_tokenizer import BOS_TOKEN, EOS_TOKEN, FAKE_CHAT_TEMPLATE, FakeTokenizer
 from octavo.loading.fingerprint import fingerprint
+from octavo.loading.front import folder_template, gguf_template
 from octavo.loading.gguf import GGUFFile, printable
-from octavo.loading.gguf_tokenizer import token_id_key, tokenizer_from_gguf
-from octavo.loading.json_file import read_bounded, read_json_object
+from octavo.loading.gguf_tokenizer import special_token_texts, token_id_key, tokenizer_from_gguf
+from octavo.loading.json_file import read_json_object
 from octavo.loading.json_tokenizer import special_token_names, tokenizer_from_folder
 from octavo.loading.model_files import ModelFiles
 from octavo.loading.safetensors_files import INDEX_NAME, SafetensorsFiles
@@ -47,7 +48,7 @@ _TURN_ENDS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class ModelMetadata:
-    """What the server tells and needs, without weights. Plain data."""
+    """What is told of a model, without weights. Plain data."""
 
     name: str
     kind: str  # "gguf", "folder", "fake"
@@ -93,20 +94,6 @@ def load_model(files: ModelFiles) -> LoadedModel:
     raise InternalError("the fake model has no weights; its executor needs none")
 
 
-def load_front(files: ModelFiles) -> tuple[TokenizerLike, ModelMetadata]:
-    """Tokenizer and metadata, from one reading. Raises ModelFileError."""
-    if files.kind == "fake":
-        return FakeTokenizer(), _fake_metadata()
-    if files.kind == "gguf":
-        file = GGUFFile.open(_path(files))
-        _, _, program = _gguf_program(file)
-        return tokenizer_from_gguf(file), _gguf_metadata(files, file, program)
-    folder = _path(files)
-    tokenizer = tokenizer_from_folder(folder)
-    _, _, program = _folder_program(folder)
-    return tokenizer, _folder_metadata(files, folder, program, tokenizer)
-
-
 # -- GGUF
 
 
@@ -147,10 +134,9 @@ def _rope_freqs(file: GGUFFile) -> list[float] | None:
 def _gguf_metadata(files: ModelFiles, file: GGUFFile, program: Program) -> ModelMetadata:
     tokens = file.metadata.get("tokenizer.ggml.tokens")
     texts = tokens if isinstance(tokens, list) else []
-    bos, eos = token_id_key(file, "bos"), token_id_key(file, "eos")
-    template = file.metadata.get("tokenizer.chat_template")
-    if template is not None and not isinstance(template, str):
-        raise ModelFileError(f"{file.path}: key tokenizer.chat_template: it must be a STRING")
+    eos = token_id_key(file, "eos")
+    bos_token, eos_token = special_token_texts(file)
+    template = gguf_template(file)
     ends = {eos, token_id_key(file, "eot"), token_id_key(file, "eom")} - {None}
     types = file.metadata.get("tokenizer.ggml.token_type")
     if template is not None and isinstance(types, list) and len(types) == len(texts):
@@ -162,9 +148,9 @@ def _gguf_metadata(files: ModelFiles, file: GGUFFile, program: Program) -> Model
         context_length=program.max_model_len,
         vocab_size=program.vocab_size,
         chat_template=_checked_template(template, file.path),
-        bos_token=str(texts[bos]) if bos is not None else "",
-        eos_token=str(texts[eos]) if eos is not None else "",
-        bos_token_id=bos,
+        bos_token=bos_token,
+        eos_token=eos_token,
+        bos_token_id=token_id_key(file, "bos"),
         eos_token_ids=tuple(sorted(end for end in ends if end is not None)),
     )
 
@@ -213,7 +199,7 @@ def _folder_metadata(files: ModelFiles, folder: Path, program: Program, tokenize
         kind="folder",
         context_length=program.max_model_len,
         vocab_size=program.vocab_size,
-        chat_template=_checked_template(_folder_template(folder), folder),
+        chat_template=_checked_template(folder_template(folder), folder),
         bos_token=names.get("bos_token", ""),
         eos_token=names.get("eos_token", ""),
         bos_token_id=tokenizer.bos_token_id,
@@ -236,24 +222,6 @@ def _folder_end_ids(folder: Path, vocab_size: int) -> list[int]:
             )
         return ids
     return []
-
-
-def _folder_template(folder: Path) -> str | None:
-    """chat_template.jinja, or chat_template of tokenizer_config.json: a text, or named ones with a "default"."""
-    path = folder / "chat_template.jinja"
-    if path.exists():
-        try:
-            return read_bounded(path, 1 << 20).decode("utf-8")
-        except UnicodeDecodeError:
-            raise ModelFileError(f"{path}: not valid UTF-8") from None
-    path = folder / "tokenizer_config.json"
-    value = read_json_object(path).get("chat_template") if path.exists() else None
-    if isinstance(value, list):
-        named: Mapping[Any, Any] = {each.get("name"): each.get("template") for each in value if isinstance(each, dict)}
-        value = named.get("default")
-    if value is not None and not isinstance(value, str):
-        raise ModelFileError(f"{path}: chat_template must be a text, or a list of named ones with a default")
-    return value
 
 
 # -- both
@@ -283,7 +251,8 @@ def _path(files: ModelFiles) -> Path:
     return files.path
 
 
-def _fake_metadata() -> ModelMetadata:
+def fake_metadata() -> ModelMetadata:
+    """Of the model without weights, which has no `LoadedModel`."""
     tokenizer = FakeTokenizer()
     ends = {tokenizer.eos_token_id, *(i for i, text in tokenizer.special_tokens.items() if text == "<|im_end|>")}
     metadata = ModelMetadata(

@@ -1,12 +1,14 @@
 """Text to token ids and back, over the `tokenizers` library. Knows no file: others build it from one.
 
 Two views of one vocabulary share its tables: one finds special tokens in the text (`parse_special`), one reads their
-spelling as plain text, so that a user's "<|im_end|>" ends nothing. Safe to call from several threads. Decoding is by
-bytes: `decode(ids)` is the joined `token_bytes`, so text streamed token by token equals text decoded at once.
+spelling as plain text, so that a user's "<|im_end|>" ends nothing. They are built at the first encoding: a process
+that only decodes does without. Safe to call from several threads. Decoding is by bytes: `decode(ids)` is the joined
+`token_bytes`, so text streamed token by token equals text decoded at once.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Protocol, TypeVar
 
@@ -59,8 +61,8 @@ class Tokenizer:
 
     def __init__(
         self,
-        library: Any,  # tokenizers.Tokenizer, which finds special tokens
-        plain_library: Any,  # the same, which does not
+        # of two tokenizers.Tokenizer: one finds special tokens, one does not
+        build_views: Callable[[], tuple[Any, Any]],
         token_strings: Sequence[str | None],  # by id; None: no such token
         *,
         spelling: Spelling,
@@ -72,8 +74,7 @@ class Tokenizer:
         suffix: tuple[int, ...] = (),
         strip_leading_space: bool = False,  # the encoder puts a space before the text
     ) -> None:
-        self._library = library
-        self._plain_library = plain_library
+        self._build_views = build_views
         self._token_strings = token_strings
         self._spelling: Spelling = spelling
         self._special = {token_id: token_strings[token_id] or "" for token_id in special_token_ids}
@@ -85,12 +86,16 @@ class Tokenizer:
         self.bos_token_id = bos_token_id
         self.eos_token_id = eos_token_id
 
+    @functools.cached_property
+    def _views(self) -> tuple[Any, Any]:
+        return self._build_views()
+
     @property
     def special_tokens(self) -> Mapping[int, str]:
         return self._special
 
     def encode(self, text: str, *, add_special_tokens: bool = True, parse_special: bool = True) -> list[int]:
-        library = self._library if parse_special else self._plain_library
+        library = self._views[0 if parse_special else 1]
         check_text(text)
         if len(text) > _LONG_TEXT_CHARS:
             return self.encode_batch([text], add_special_tokens=add_special_tokens, parse_special=parse_special)[0]
@@ -100,7 +105,7 @@ class Tokenizer:
     def encode_batch(
         self, texts: Sequence[str], *, add_special_tokens: bool = True, parse_special: bool = True
     ) -> list[list[int]]:
-        library = self._library if parse_special else self._plain_library
+        library = self._views[0 if parse_special else 1]
         for text in texts:
             check_text(text)
         encodings = library.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)

@@ -5,7 +5,7 @@ Refuses to route around the door: it wraps the router, so a route added here is 
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import FastAPI, Query, Request, Response
 from fastapi.responses import HTMLResponse
@@ -18,19 +18,12 @@ from octavo.server.door import Door
 from octavo.server.errors import json_response
 from octavo.server.metrics import CONTENT_TYPE, ServerMetrics
 from octavo.server.openai import chat, completions, forks, models
-from octavo.server.openai import responses as shapes
 from octavo.server.openai.call import Routes
 from octavo.server.openai.parse import UnknownNames
-from octavo.server.openai.schemas import ChatRequest, CompletionRequest, DetokenizeRequest, ForkRequest, TokenizeRequest
 from octavo.server.protocol import EngineLike, TemplateLike, TokenizerLike
 from octavo.server.state import Loaded, Phase, ServerState
 
 DEFAULT_MAX_QUEUE = 512
-
-_ERRORS: dict[int | str, dict[str, Any]] = {
-    "4XX": {"model": shapes.ErrorEnvelope, "description": "What was asked, the limit, what to change"},
-    "5XX": {"model": shapes.ErrorEnvelope, "description": "Not the request's fault"},
-}
 
 
 def create_app(
@@ -64,67 +57,54 @@ def build_app(state: ServerState) -> FastAPI:
     _add_status(app, state)
     _add_debug(app, state)
     errors.install(app)
-    install_openapi(
-        app,
-        {
-            "/v1/chat/completions": ChatRequest,
-            "/v1/completions": CompletionRequest,
-            "/v1/fork": ForkRequest,
-            "/tokenize": TokenizeRequest,
-            "/detokenize": DetokenizeRequest,
-        },
-    )
+    install_openapi(app)
     app.add_middleware(Door, state=state)
     return app
-
-
-def _ok(model: Any, description: str = "OK") -> dict[int | str, dict[str, Any]]:
-    return {200: {"model": model, "description": description}} | _ERRORS
 
 
 def _add_openai(app: FastAPI, routes: Routes) -> None:
     state = routes.state
 
-    @app.post("/v1/chat/completions", responses=_ok(shapes.ChatCompletion), response_class=Response)
+    @app.post("/v1/chat/completions", response_class=Response)
     async def create_chat_completion(request: Request) -> Response:
         """The next message of a conversation, whole or as server-sent events."""
         return await chat.create_chat_completion(routes, request)
 
-    @app.post("/v1/completions", responses=_ok(shapes.Completion), response_class=Response)
+    @app.post("/v1/completions", response_class=Response)
     async def create_completion(request: Request) -> Response:
         """The continuation of one or many prompts, whole or as server-sent events."""
         return await completions.create_completion(routes, request)
 
-    @app.post("/v1/fork", responses=_ok(shapes.Fork), response_class=Response)
+    @app.post("/v1/fork", response_class=Response)
     async def create_fork(request: Request) -> Response:
         """Other continuations of an earlier answer, live or ended lately, from any of its tokens on."""
         return await forks.create_fork(routes, request)
 
-    @app.get("/v1/models", responses=_ok(shapes.ModelList), response_class=Response)
+    @app.get("/v1/models", response_class=Response)
     async def list_models() -> Response:
         """The names this server answers to."""
         return json_response(models.list_models(state))
 
-    @app.get("/v1/models/{model:path}", responses=_ok(shapes.ModelCard), response_class=Response)
+    @app.get("/v1/models/{model:path}", response_class=Response)
     async def retrieve_model(model: str) -> Response:
         """One of them."""
         return json_response(models.retrieve_model(state, model))
 
 
 def _add_tokens(app: FastAPI, routes: Routes) -> None:
-    @app.post("/tokenize", responses=_ok(shapes.Tokens), response_class=Response)
+    @app.post("/tokenize", response_class=Response)
     async def tokenize(request: Request) -> Response:
         """The token ids of a prompt, or of messages as the chat route would see them."""
         return await tokens.tokenize(routes, request)
 
-    @app.post("/detokenize", responses=_ok(shapes.DetokenizedPrompt), response_class=Response)
+    @app.post("/detokenize", response_class=Response)
     async def detokenize(request: Request) -> Response:
         """The text of token ids."""
         return await tokens.detokenize(routes, request)
 
 
 def _add_debug(app: FastAPI, state: ServerState) -> None:
-    @app.get("/debug/requests/{call_id}", responses=_ok(shapes.RequestRecord), response_class=Response)
+    @app.get("/debug/requests/{call_id}", response_class=Response)
     async def show_request(
         request: Request, call_id: str, index: Annotated[int, Query(ge=0, le=2**31 - 1)] = 0
     ) -> Response:
@@ -132,14 +112,14 @@ def _add_debug(app: FastAPI, state: ServerState) -> None:
         call's own key and the administrator."""
         return await debug.show_request(state, request, call_id, index)
 
-    @app.post("/reset_prefix_cache", responses=_ok(shapes.PrefixCacheReset), response_class=Response)
+    @app.post("/reset_prefix_cache", response_class=Response)
     async def reset_prefix_cache(request: Request) -> Response:
         """Nothing computed so far is found again. For the administrator."""
         return await debug.reset_prefix_cache(state, request)
 
 
 def _add_status(app: FastAPI, state: ServerState) -> None:
-    @app.get("/health", responses=_ok(shapes.Health), response_class=Response)
+    @app.get("/health", response_class=Response)
     async def health() -> Response:
         """200 while the engine's step loop is heard; 503 while loading or draining, or when it is dead or hangs."""
         if state.is_healthy():
@@ -148,12 +128,12 @@ def _add_status(app: FastAPI, state: ServerState) -> None:
             return errors.error_response(errors.ServiceUnavailable("the engine does not answer", code="engine_hung"))
         return errors.error_response(state.unavailable())
 
-    @app.get("/ping", responses=_ok(shapes.Health), response_class=Response)
+    @app.get("/ping", response_class=Response)
     async def ping() -> Response:
         """The same as /health."""
         return await health()
 
-    @app.get("/version", responses=_ok(shapes.Version), response_class=Response)
+    @app.get("/version", response_class=Response)
     async def version() -> Response:
         """What runs here."""
         info = state.loaded.info if state.is_loaded else None

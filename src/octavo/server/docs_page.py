@@ -1,39 +1,24 @@
-"""/docs: the OpenAPI document as a page of its own, and the document itself made exact.
+"""/docs: the OpenAPI document as a page of its own.
 
 Refuses hosts other than this server: no script, font or style comes from elsewhere, so the page works offline.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from fastapi import FastAPI
-from fastapi.openapi.utils import get_openapi
-from pydantic import BaseModel
-from pydantic.json_schema import models_json_schema
-
-_REF = "#/components/schemas/{model}"
 
 
-def install_openapi(app: FastAPI, bodies: Mapping[str, type[BaseModel]]) -> None:
-    """Adds the request bodies (by path), which the routes read themselves, to the document FastAPI makes."""
+def install_openapi(app: FastAPI) -> None:
+    """Has the app answer /openapi.json with the document of `octavo.server.openapi`, made once."""
     made: dict[str, Any] = {}
 
     def openapi() -> dict[str, Any]:
         if not made:
-            document = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
-            _, schemas = models_json_schema(
-                [(model, "validation") for model in set(bodies.values())], ref_template=_REF
-            )
-            document.setdefault("components", {}).setdefault("schemas", {}).update(schemas["$defs"])
-            for path, model in bodies.items():
-                schema = {"$ref": _REF.format(model=model.__name__)}
-                document["paths"][path]["post"]["requestBody"] = {
-                    "required": True,
-                    "content": {"application/json": {"schema": schema}},
-                }
-            made.update(document)
+            from octavo.server.openapi import make_document
+
+            made.update(make_document(app))
         return made
 
     app.openapi = openapi  # type: ignore[method-assign]

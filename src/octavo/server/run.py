@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import gc
 import resource
 import signal
 import socket
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from octavo.engine.async_engine import AsyncEngine
-    from octavo.loading.load_model import ModelMetadata
+    from octavo.loading.front import Front
     from octavo.server.protocol import TemplateLike, TokenizerLike
     from octavo.server.state import ServerState
     from octavo.server.worker import TemplateWorkers
@@ -46,6 +47,7 @@ _OPEN_FILES = 65_536
 
 def serve(engine_config: EngineConfig, server_config: ServerConfig) -> int:
     """Serves until told to stop. Returns the exit code; raises ConfigError, ModelFileError, EngineDead at the start."""
+    gc.disable()  # what is made until the model is ready is there to stay: looking through it again and again is vain
     logs.configure()
     _raise_file_limit()
     with bind(server_config.host, server_config.port) as sock, asyncio.Runner(loop_factory=_loop_factory()) as runner:
@@ -183,6 +185,8 @@ class _Serving:
         tokenizer, template = loading.result()
         assert self._engine is not None
         state.set_ready(Loaded(self._engine, tokenizer, template, self._config, self._engine_config.max_queue))
+        gc.freeze()
+        gc.enable()
         return True
 
     async def _load_parts(self, starting: asyncio.Task[AsyncEngine]) -> tuple[TokenizerLike, TemplateLike | None]:
@@ -192,7 +196,7 @@ class _Serving:
             self._engine = await starting
         except BaseException:
             early.cancel()
-            await asyncio.wait((early, starting))
+            await asyncio.gather(early, starting, return_exceptions=True)  # a fault of the files is told once
             raise
         parts = await early
         if parts is None:
@@ -201,22 +205,21 @@ class _Serving:
         return parts
 
     async def _load_text_parts(
-        self, load: Callable[[str], tuple[TokenizerLike, ModelMetadata] | None]
+        self, load: Callable[[str], Front | None]
     ) -> tuple[TokenizerLike, TemplateLike | None] | None:
-        found = await asyncio.to_thread(load, self._engine_config.model)
-        if found is None:
+        front = await asyncio.to_thread(load, self._engine_config.model)
+        if front is None:
             return None
-        tokenizer, metadata = found
-        source = _template_source(self._config, metadata)
-        if source is None:
-            return tokenizer, None
-        from octavo.server.worker import TemplateWorkers
+        source = _template_source(self._config, front)
+        if source is not None:
+            from octavo.server.worker import TemplateWorkers
 
-        self._workers = TemplateWorkers(
-            source, bos_token=metadata.bos_token, eos_token=metadata.eos_token, limits=self._config.limits
-        )
-        await self._workers.check()
-        return tokenizer, self._workers
+            self._workers = TemplateWorkers(
+                source, bos_token=front.bos_token, eos_token=front.eos_token, limits=self._config.limits
+            )
+        checks = () if self._workers is None else (self._workers.check(),)
+        await asyncio.gather(asyncio.to_thread(front.tokenizer.encode, ""), *checks)  # both build what is to be used
+        return front.tokenizer, self._workers
 
     async def _until_end(
         self, state: ServerState, console: Console, serving: asyncio.Task[None], stopping: asyncio.Task[Any]
@@ -312,15 +315,15 @@ async def _close_http(http: uvicorn.Server, serving: asyncio.Task[None]) -> None
         await serving
 
 
-def _load_front(model: str) -> tuple[TokenizerLike, ModelMetadata]:
-    """Tokenizer and metadata of files that are here. Raises ModelFileError."""
-    from octavo.loading.load_model import load_front
+def _load_front(model: str) -> Front:
+    """Tokenizer and template of files that are here. Raises ModelFileError."""
+    from octavo.loading.front import load_front
     from octavo.loading.model_files import resolve
 
     return load_front(resolve(model, home=octavo_home(), download=False))
 
 
-def _load_front_early(model: str) -> tuple[TokenizerLike, ModelMetadata] | None:
+def _load_front_early(model: str) -> Front | None:
     """None where the files are not here yet, or wrong: the engine fetches them, or says what is wrong."""
     from octavo.errors import ModelFileError
 
@@ -330,9 +333,9 @@ def _load_front_early(model: str) -> tuple[TokenizerLike, ModelMetadata] | None:
         return None
 
 
-def _template_source(config: ServerConfig, metadata: ModelMetadata) -> str | None:
+def _template_source(config: ServerConfig, front: Front) -> str | None:
     if config.chat_template is None:
-        return metadata.chat_template
+        return front.chat_template
     try:
         return config.chat_template.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

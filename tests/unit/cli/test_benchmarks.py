@@ -78,7 +78,7 @@ def test_a_bound_is_met_or_missed_and_nothing_else_is_judged(floor: ModuleType) 
     assert [verdict(figure, floor.FLOOR) for figure in (slow, fast, late, other)] == [
         "at least 150: MISSED",
         "at least 150: met",
-        "at most 3: MISSED",
+        "at most 1: MISSED",
         "",
     ]
     assert is_missed([fast, late], floor.FLOOR)
@@ -92,6 +92,11 @@ def test_the_installed_size_leaves_out_what_every_environment_has(floor: ModuleT
         path.parent.mkdir(parents=True)
         path.write_bytes(b"x" * size)
     assert floor.installed_size(tmp_path).median == pytest.approx(5.0, abs=0.1)
+
+
+def test_the_start_program_times_ready_and_the_first_token() -> None:
+    figures = last_line("start", "fake", "--repeats", "1")["figures"]
+    assert 0 < figures["ready, fake"]["median"] < figures["first token, fake"]["median"]
 
 
 def test_the_latency_program_meets_streams_and_queues() -> None:

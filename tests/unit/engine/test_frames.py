@@ -18,6 +18,7 @@ from octavo.engine import frames
 from octavo.engine.engine_request import EngineRequest, ForkPoint
 from octavo.engine.info import EngineStats
 from octavo.engine.records import DebugRecord, DebugSample, Place
+from octavo.engine.server_channel import FrameSender, read_frame
 from octavo.errors import BadRequest, ConfigError, InternalError, NotFound, OctavoError, QueueFull, TooLarge
 from octavo.outputs import CacheReport, RequestTimings, SequenceDelta, TokenLogprobs
 from octavo.sampling_params import SamplingParams
@@ -217,7 +218,7 @@ def test_the_servers_end_tells_a_clean_end_from_a_torn_frame() -> None:
         reader.feed_eof()
         got: list[frames.FromEngine | None] = []
         while not got or got[-1] is not None:
-            got.append(await frames.read_frame(reader))
+            got.append(await read_frame(reader))
         return got
 
     whole = frames.encode(frames.StepDone((DELTA,))) + frames.encode(frames.Fatal("x"))
@@ -231,7 +232,7 @@ def test_the_servers_way_out_never_waits_and_loses_nothing() -> None:
     async def scenario() -> None:
         ours, theirs = socket.socketpair()
         with theirs:
-            sender = frames.FrameSender(ours)
+            sender = FrameSender(ours)
             sent = [frames.Add(dataclasses.replace(REQUEST, client_id=str(i) * 50_000)) for i in range(9)]
             for message in sent:
                 sender.send(frames.encode(message))

@@ -12,7 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from octavo.errors import InternalError, ModelFileError
-from octavo.loading.load_model import load_front, load_model
+from octavo.loading.front import Front, load_front
+from octavo.loading.load_model import LoadedModel, fake_metadata, load_model
 from octavo.loading.model_files import ModelFiles, resolve
 from support.gguf_maker import TINY_TEMPLATE, GGUFMaker, tiny_llama, tiny_tokens
 from support.goldens import NAMES, golden_parameters, load_golden
@@ -55,12 +56,15 @@ def test_a_gguf_file_loads(tmp_path: Path) -> None:
     assert len(model.source.fingerprint) == 32
 
 
+def check_front(front: Front, model: LoadedModel) -> None:
+    assert front.chat_template == model.chat_template
+    assert (front.bos_token, front.eos_token) == (model.metadata.bos_token, model.metadata.eos_token)
+    assert front.tokenizer.encode("hello") == model.tokenizer_factory().encode("hello")
+
+
 def test_the_front_needs_no_weights_and_agrees_with_the_model(tmp_path: Path) -> None:
     files = gguf_files(tiny_llama(), tmp_path)
-    tokenizer, metadata = load_front(files)
-    model = load_model(files)
-    assert metadata == model.metadata
-    assert tokenizer.encode("hello") == model.tokenizer_factory().encode("hello")
+    check_front(load_front(files), load_model(files))
 
 
 def test_one_model_in_both_formats_has_equal_parameters(tmp_path: Path) -> None:
@@ -155,11 +159,11 @@ def test_any_absent_tensor_is_named(index: int, tmp_path: Path) -> None:
 
 def test_turn_ends_of_a_gguf_file(tmp_path: Path) -> None:
     maker = tiny_llama().replace_key("tokenizer.ggml.eos_token_id", "UINT32", 0)
-    assert load_front(gguf_files(maker, tmp_path))[1].eos_token_ids == (0, 2)  # the template writes <|im_end|>
+    assert load_model(gguf_files(maker, tmp_path)).eos_token_ids == (0, 2)  # the template writes <|im_end|>
     maker.replace_key("tokenizer.chat_template", "STRING", "{{ messages[0].content }}")
-    assert load_front(gguf_files(maker, tmp_path))[1].eos_token_ids == (0,)
+    assert load_model(gguf_files(maker, tmp_path)).eos_token_ids == (0,)
     maker.key("tokenizer.ggml.eot_token_id", "UINT32", 2).key("tokenizer.ggml.eom_token_id", "UINT32", 1)
-    assert load_front(gguf_files(maker, tmp_path))[1].eos_token_ids == (0, 1, 2)
+    assert load_model(gguf_files(maker, tmp_path)).eos_token_ids == (0, 1, 2)
 
 
 def folder_files(tmp_path: Path, **kwargs: Any) -> ModelFiles:
@@ -174,9 +178,7 @@ def test_a_folder_loads(tmp_path: Path) -> None:
     assert (model.metadata.bos_token, model.metadata.bos_token_id) == ("<|im_start|>", 1)
     assert model.source.info("embed.weight").shape == (264, 64)
     assert len(model.source.fingerprint) == 32
-    tokenizer, metadata = load_front(resolve(str(tmp_path / "folder"), home=tmp_path))
-    assert metadata == model.metadata
-    assert tokenizer.encode("hello") == model.tokenizer_factory().encode("hello")
+    check_front(load_front(resolve(str(tmp_path / "folder"), home=tmp_path)), model)
 
 
 def w8a8_config(**overrides: Any) -> dict[str, Any]:
@@ -236,10 +238,10 @@ def test_an_int8_vector_is_refused(tmp_path: Path) -> None:
 
 def test_end_ids_come_from_config_where_generation_config_is_silent(tmp_path: Path) -> None:
     config = llama_config(vocab_size=264, num_hidden_layers=1, eos_token_id=7, tie_word_embeddings=True)
-    assert load_front(folder_files(tmp_path, config=config))[1].eos_token_ids == (2, 7)
+    assert load_model(folder_files(tmp_path, config=config)).eos_token_ids == (2, 7)
     files = folder_files(tmp_path, config=config, tokenizer_config={}, generation_config={"temperature": 0.5})
-    assert load_front(files)[1].eos_token_ids == (7,)
-    assert load_front(files)[1].chat_template is None
+    assert load_model(files).eos_token_ids == (7,)
+    assert load_front(files).chat_template is None
 
 
 @pytest.mark.parametrize("value", [264, -1, "2", True, 1.5, [2, 264], list(range(65)), {"a": 1}])
@@ -250,9 +252,9 @@ def test_hostile_end_ids_are_refused(value: object, tmp_path: Path) -> None:
 def test_templates_of_a_folder(tmp_path: Path) -> None:
     named = [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}]
     files = folder_files(tmp_path, tokenizer_config=tokenizer_config(chat_template=named))
-    assert load_front(files)[1].chat_template == "d"
+    assert load_front(files).chat_template == "d"
     (tmp_path / "folder" / "chat_template.jinja").write_text("from a file")
-    assert load_front(files)[1].chat_template == "from a file"
+    assert load_front(files).chat_template == "from a file"
     (tmp_path / "folder" / "chat_template.jinja").write_bytes(b"\xff")
     assert "not valid UTF-8" in refusal(files)
     (tmp_path / "folder" / "chat_template.jinja").write_text("{% include 'x' %}")
@@ -312,10 +314,11 @@ def test_a_truncated_safetensors_file_is_refused(tmp_path: Path) -> None:
 
 def test_the_fake_model_has_a_front_and_no_weights(tmp_path: Path) -> None:
     files = resolve("fake", home=tmp_path)
-    tokenizer, metadata = load_front(files)
-    assert metadata.vocab_size == tokenizer.vocab_size
+    front, metadata = load_front(files), fake_metadata()
+    assert metadata.vocab_size == front.tokenizer.vocab_size
     assert metadata.eos_token_ids == (257, 259)
-    assert tokenizer.encode("a") == [97]
+    assert front.chat_template == metadata.chat_template
+    assert front.tokenizer.encode("a") == [97]
     with pytest.raises(InternalError):
         load_model(files)
 
@@ -326,7 +329,7 @@ QUICK = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCh
 def load_or_refuse(files: ModelFiles) -> None:
     """Everything a start does with a file; only a ModelFileError may come of it."""
     try:
-        load_front(files)[0].encode("hello <|im_end|>")
+        load_front(files).tokenizer.encode("hello <|im_end|>")
         model = load_model(files)
         for name in model.program.parameters:
             model.source.float32(name)

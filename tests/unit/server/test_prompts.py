@@ -10,7 +10,7 @@ import pytest
 from octavo.engine.info import EngineInfo
 from octavo.errors import BadRequest
 from octavo.loading.fake_tokenizer import FakeTokenizer
-from octavo.loading.load_model import load_front
+from octavo.loading.front import load_front
 from octavo.loading.model_files import resolve
 from octavo.server.limits import Limits
 from octavo.server.prompts import Guard, PromptEncoder
@@ -79,10 +79,11 @@ def test_what_is_hidden_comes_back_wherever_the_template_put_it() -> None:
 @pytest.mark.model
 def test_encoding_piece_by_piece_equals_encoding_at_once(smollm2_path: Path, tmp_path: Path) -> None:
     """The way around the attack must not change a conversation without one."""
-    tokenizer, metadata = load_front(resolve(str(smollm2_path), home=tmp_path))
-    assert metadata.chat_template is not None
-    template = DirectTemplate(metadata.chat_template)
-    info = replace(LONG, vocab_size=metadata.vocab_size)
+    front = load_front(resolve(str(smollm2_path), home=tmp_path))
+    assert front.chat_template is not None
+    template = DirectTemplate(front.chat_template)
+    info = replace(LONG, vocab_size=front.tokenizer.vocab_size)
+    tokenizer = front.tokenizer
     encoder = PromptEncoder(tokenizer, template, info, Limits())
 
     async def go() -> None:

@@ -1,0 +1,57 @@
+"""The OpenAPI document: FastAPI knows the routes, this file what each reads and answers.
+
+Refuses to be made before it is asked for: schemas of everything take time that a start would have to wait for, and
+most servers are never asked. A route that is not named here shows an answer without a shape.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, cast
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from pydantic import BaseModel
+from pydantic.json_schema import JsonSchemaMode, models_json_schema
+
+from octavo.server.openai import responses as shapes
+from octavo.server.openai.schemas import ChatRequest, CompletionRequest, DetokenizeRequest, ForkRequest, TokenizeRequest
+
+_REF: Final = "#/components/schemas/{model}"
+# (method, path) -> (what the body holds, what an answer is)
+SHAPES: Final[dict[tuple[str, str], tuple[type[BaseModel] | None, type[BaseModel]]]] = {
+    ("post", "/v1/chat/completions"): (ChatRequest, shapes.ChatCompletion),
+    ("post", "/v1/completions"): (CompletionRequest, shapes.Completion),
+    ("post", "/v1/fork"): (ForkRequest, shapes.Fork),
+    ("get", "/v1/models"): (None, shapes.ModelList),
+    ("get", "/v1/models/{model}"): (None, shapes.ModelCard),
+    ("post", "/tokenize"): (TokenizeRequest, shapes.Tokens),
+    ("post", "/detokenize"): (DetokenizeRequest, shapes.DetokenizedPrompt),
+    ("get", "/debug/requests/{call_id}"): (None, shapes.RequestRecord),
+    ("post", "/reset_prefix_cache"): (None, shapes.PrefixCacheReset),
+    ("get", "/health"): (None, shapes.Health),
+    ("get", "/ping"): (None, shapes.Health),
+    ("get", "/version"): (None, shapes.Version),
+}
+_ERRORS: Final = {"4XX": "What was asked, the limit, what to change", "5XX": "Not the request's fault"}
+
+
+def make_document(app: FastAPI) -> dict[str, Any]:
+    document = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
+    modes: dict[type[BaseModel], JsonSchemaMode] = {shapes.ErrorEnvelope: "serialization"}
+    for (method, path), (body, answer) in SHAPES.items():
+        route = document["paths"][path][method]
+        if body is not None:
+            modes[body] = "validation"
+            route["requestBody"] = {"required": True, "content": _content(body)}
+        modes[answer] = "serialization"
+        route["responses"] = {"200": {"description": "OK", "content": _content(answer)}} | {
+            status: {"description": text, "content": _content(shapes.ErrorEnvelope)} for status, text in _ERRORS.items()
+        }
+    inputs = cast("list[tuple[type[BaseModel], JsonSchemaMode]]", list(modes.items()))
+    _, schemas = models_json_schema(inputs, ref_template=_REF)
+    document["components"] = {"schemas": schemas["$defs"]}
+    return document
+
+
+def _content(model: type[BaseModel]) -> dict[str, Any]:
+    return {"application/json": {"schema": {"$ref": _REF.format(model=model.__name__)}}}
