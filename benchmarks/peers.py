@@ -29,6 +29,8 @@ from pathlib import Path
 
 from contestants.base import Contestant, Failed, title
 from contestants.catalog import Absent, Places, all_of
+from contestants.ours import Octavo
+from contestants.products import Products, rows_with_products
 from contestants.quiet import Quiet
 from contestants.results import Entry, Results
 from contestants.rows import LESS_IS_BETTER, ROWS, SHAPES, Row, chosen
@@ -51,6 +53,7 @@ class Comparison:
         """rows: of one model and class. Loads who is needed, and lets all go at the end."""
         groups = {row.group: row for row in rows}
         try:
+            self._measure_products(rows, contestants)
             for contestant in contestants:
                 self._prepare(contestant, groups.values())
             for row in groups.values():
@@ -75,6 +78,22 @@ class Comparison:
         except Failed as error:
             print(f"{title(contestant)}: {error}", flush=True)
             self._failed |= {(row.group, title(contestant)) for row in groups}
+
+    def _measure_products(self, rows: Sequence[Row], contestants: Sequence[Contestant]) -> None:
+        for contestant in contestants:
+            with_products = rows_with_products(rows) if isinstance(contestant, Octavo) else []
+            if not with_products:
+                continue
+            assert isinstance(contestant, Octavo)
+            form, options = contestant.format, self._options
+            products = Products(contestant.model, form, contestant.path, options.threads, options.log)
+            try:
+                for row in with_products:
+                    with self._quiet:
+                        products.measure(row, self._results, self._bandwidth)
+            finally:
+                self._quiet.end()
+                products.close()
 
     def _round(self, row: Row, contestants: Sequence[Contestant], repeat: int) -> None:
         made = self._results.begin_round(row, self._run)

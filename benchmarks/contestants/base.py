@@ -64,11 +64,11 @@ class WorkerContestant:
     command: list[str]
     environment: Mapping[str, str] = field(default_factory=dict)
     log: Path = Path(os.devnull)
-    _process: _Worker | None = None
+    _process: Worker | None = None
 
     def prepare(self) -> str:
         if self._process is None:
-            self._process = _Worker(self.command, self.environment, self.log)
+            self._process = Worker(self.command, self.environment, self.log)
             self._process.read("warm")
             self._process.suspend()
         return str(self._process.facts.get("version", ""))
@@ -86,7 +86,7 @@ class WorkerContestant:
 
     def _measure_start(self, load: Load, seed: str) -> Figures:
         """Ready is when the library has loaded the model: it serves nobody yet, which is in its favour."""
-        worker = _Worker(self.command, self.environment, self.log)
+        worker = Worker(self.command, self.environment, self.log)
         try:
             first = worker.read("first_answer_seconds")
             worker.read("warm")
@@ -116,7 +116,9 @@ def run_on(ask: Any, load: Load, seed: str) -> Figures:
     return figures
 
 
-class _Worker:
+class Worker:
+    """One running program of workers/, from its first line of facts to `kill`."""
+
     def __init__(self, command: list[str], environment: Mapping[str, str], log: Path) -> None:
         started = time.perf_counter()
         with log.open("a") as errors:

@@ -19,7 +19,7 @@ class Octavo:
     kind = "octavo"
 
     def __init__(self, model: str, form: Format, path: Path, num_threads: int, kv_gb: str, log: Path) -> None:
-        self.model, self.format = model, form
+        self.model, self.format, self.path = model, form, path
         quantization = form.name if form.name == "w8a8" else "none"
         self._worker = WorkerContestant(
             kind=self.kind,

@@ -7,7 +7,7 @@ import subprocess
 import time
 from types import TracebackType
 
-LONGEST_SECONDS = 45.0  # after so long the others get their turn, between two measurements
+LONGEST_SECONDS = 25.0  # after so long the others get their turn, between two measurements
 
 
 class Quiet:

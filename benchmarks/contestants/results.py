@@ -46,7 +46,7 @@ class Results:
         self.formats: dict[tuple[str, str], Format] = {}  # (model, title)
         self.versions: dict[str, str] = {}  # by kind of contestant
         self.rounds: list[Round] = []
-        self.gemms: dict[str, float] = {}  # "model format rows" -> fraction of the roofline of one product alone
+        self.gemms: dict[str, float] = {}  # table.gemm_key -> share of the roofline of the products alone
 
     # -- writing -----------------------------------------------------------------------------------------------------
 

@@ -47,6 +47,15 @@ def prefill_seconds(shape: Shape, load: Load, bits: int, limits: Limits, *, is_p
     return linear / limits.ops(bits) + _attention_flops(shape, pairs) / limits.bf16_flops
 
 
+def product_seconds(
+    shape: Shape, num_sequences: int, num_tokens: int, weight_bytes: float, bits: int, limits: Limits
+) -> float:
+    """The matrix products of one step of so many sequences of so many tokens; the head once a sequence."""
+    layers = 2 * shape.num_layer_weights * num_sequences * num_tokens
+    head = 2 * shape.num_head_weights * num_sequences
+    return max(weight_bytes / limits.read_bytes_per_second, (layers + head) / limits.ops(bits))
+
+
 def best_figure(
     shape: Shape, load: Load, figure: FigureName, weight_bytes: float, bits: int, limits: Limits
 ) -> float | None:

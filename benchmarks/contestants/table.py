@@ -96,8 +96,8 @@ def cell(results: Results, row: Row, name: str) -> str:
     return spread(results.values(row, name), row.figure) + share
 
 
-def gemm_key(model: str, form: str, num_rows: int) -> str:
-    return f"{model} {form} {num_rows}"
+def gemm_key(model: str, form: str, row: Row) -> str:
+    return f"{model} {form} {row.figure} {gemm_rows(row)}"
 
 
 def gemm_rows(row: Row) -> int | None:
@@ -108,10 +108,9 @@ def gemm_rows(row: Row) -> int | None:
 
 
 def gemm_cell(results: Results, row: Row, name: str) -> str:
-    num_rows = gemm_rows(row)
-    if num_rows is None:
+    if gemm_rows(row) is None:
         return ""
-    share = results.gemms.get(gemm_key(row.model, results.formats[row.model, name].name, num_rows))
+    share = results.gemms.get(gemm_key(row.model, results.formats[row.model, name].name, row))
     return "" if share is None else f"{share:.0%}"
 
 

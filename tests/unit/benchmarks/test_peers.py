@@ -14,7 +14,7 @@ import pytest
 from contestants.base import WORKERS, Failed, Format, WorkerContestant, run_on
 from contestants.catalog import Absent, Places, all_of
 from contestants.results import Entry, Results
-from contestants.roofline import Limits, best_figure, decode_step_seconds, prefill_seconds
+from contestants.roofline import Limits, best_figure, decode_step_seconds, prefill_seconds, product_seconds
 from contestants.rows import ROWS, SHAPES, SHARED, SIXTEEN, Load, Row, chosen
 from contestants.table import bars_table, everybody_table, gemm_key, verdict
 from contestants.workers.loop import make_prompts, timings
@@ -81,6 +81,13 @@ def test_a_shared_prefix_is_computed_and_read_once() -> None:
     )
 
 
+def test_products_alone_read_every_weight_once_and_run_the_head_once_a_sequence() -> None:
+    assert product_seconds(SMOL, 1, 1, 100e6, 4, LIMITS) == pytest.approx(100e6 / 35e9)
+    of_prompts = product_seconds(SMOL, 1, 512, 100e6, 4, LIMITS)
+    assert of_prompts == pytest.approx(2 * (512 * SMOL.num_layer_weights + SMOL.num_head_weights) / 935e9)
+    assert product_seconds(SMOL, 512, 1, 100e6, 4, LIMITS) > 1.2 * of_prompts
+
+
 def test_a_start_has_no_roofline() -> None:
     assert best_figure(SMOL, Load(1, 16, 2, kind="start"), "ready", 100e6, 4, LIMITS) is None
 
@@ -144,7 +151,7 @@ def test_what_was_not_measured_is_not_met() -> None:
 
 def test_the_table_puts_the_verdict_on_our_best_format_and_the_others_below() -> None:
     results = results_of(ROW, {"octavo Q4_1": 80.0, "octavo w8a8": 100.0, "vLLM w8a8": 50.0})
-    results.gemms[gemm_key("smollm2", "w8a8", 16)] = 0.87
+    results.gemms[gemm_key("smollm2", "w8a8", ROW)] = 0.87
     _, _, first, second = bars_table(results, [ROW])
     assert first.startswith("| 16 streams, tok/s | w8a8 100 [")
     assert "| vLLM w8a8 50.0 [" in first
