@@ -61,5 +61,4 @@ class LlamaCpp:
         """A slot a stream, with its own part of the context, which is the faster way; no cache of old prompts."""
         context = load.num_streams * (load.num_prompt_tokens + load.num_new_tokens)
         words = ["-np", str(load.num_streams), "-c", str(context), "-no-kvu", "-cram", "0", "--no-webui"]
-        with HttpProcess(str(self._programs / "llama-server"), *self._common, *words) as server:
-            return served(server, load, seed)
+        return served(HttpProcess(str(self._programs / "llama-server"), *self._common, *words), load, seed)

@@ -9,7 +9,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from contestants.base import WORKERS, Figures, Format, WorkerContestant, peak_resident_bytes
+from contestants.base import WORKERS, Failed, Figures, Format, WorkerContestant, peak_resident_bytes
 from contestants.rows import Load
 from contestants.workers.loop import make_prompts
 from server_process import HttpProcess, ServerProcess
@@ -31,7 +31,7 @@ class Octavo:
             environment={"PYTHONPATH": ":".join(filter(None, sys.path))},
             log=log,
         )  # fmt: skip
-        self._serve = [str(path), "--num-threads", str(num_threads), "--kv-cache-memory-bytes", f"{kv_gb}GB"]
+        self._serve = [str(path), "--threads", str(num_threads), "--kv-cache-memory-bytes", f"{kv_gb}GB"]
         self._serve += [] if quantization == "none" else ["--quantization", quantization]
 
     def prepare(self) -> str:
@@ -40,18 +40,20 @@ class Octavo:
     def measure(self, load: Load, seed: str) -> Figures:
         if load.kind != "start":
             return self._worker.measure(load, seed)
-        with ServerProcess(*self._serve) as server:
-            return served(server, load, seed)
+        return served(ServerProcess(*self._serve), load, seed)
 
     def close(self) -> None:
         self._worker.close()
 
 
-def served(server: HttpProcess, load: Load, seed: str) -> Figures:
-    """Of a server that has just answered /health: its first answer, then all streams at once, then its peak memory."""
-    first_answer = server.ready_seconds + server.first_answer_seconds()
+def served(process: HttpProcess, load: Load, seed: str) -> Figures:
+    """Starts a server: its first answer, then all streams at once, then its peak memory. Raises Failed."""
     prompts = make_prompts(load.request(seed))
-    with ThreadPoolExecutor(len(prompts)) as clients:
-        list(clients.map(lambda prompt: server.complete(prompt, load.num_new_tokens), prompts))
-    peak = peak_resident_bytes(server.pid)
-    return {"ready": server.ready_seconds, "first_answer": first_answer, "peak_memory": peak}
+    try:
+        with process as server, ThreadPoolExecutor(len(prompts)) as clients:
+            first_answer = server.ready_seconds + server.first_answer_seconds()
+            list(clients.map(lambda prompt: server.complete(prompt, load.num_new_tokens), prompts))
+            peak = peak_resident_bytes(server.pid)
+            return {"ready": server.ready_seconds, "first_answer": first_answer, "peak_memory": peak}
+    except SystemExit as error:
+        raise Failed(str(error)) from None

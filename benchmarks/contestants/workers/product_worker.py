@@ -1,8 +1,8 @@
 """octavo's matrix products alone: python product_worker.py MODEL NUM_THREADS QUANTIZATION|none
 
 The model's own matrices in the order of its program, each fed with the latest buffer as wide as it needs, nothing
-between them: what a step would take if everything else were free. {"num_sequences": n, "num_tokens": m} runs n sequences
-of m tokens each in one step, as the engine would, the head once a sequence, and is answered by {"seconds": [...]}.
+between them: what a step would take if everything else were free. {"num_sequences": n, "num_tokens": m} runs n
+sequences of m tokens each in one step, the head once a sequence, and is answered by {"seconds": [...]}.
 """
 
 import json
