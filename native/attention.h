@@ -12,6 +12,7 @@ constexpr int64_t kTokensPerTile = 16;  // one register of scores; block sizes a
 constexpr int64_t kKeysPerStep = 64;    // scores, maximum and sums advance by so many keys, at absolute positions
 constexpr int64_t kKeysPerPart = 256;   // parts are summed from scratch, at absolute positions, and merged in order
 constexpr int64_t kRowsPerUnit = 32;    // aim for query tokens x heads of one KV head served together
+constexpr int64_t kRowsPerGroup = 96;   // at most, of the sequences that share a prefix
 
 // One layer of one block, for every KV head: K, then V.
 //
@@ -41,8 +42,18 @@ struct AttendArgs {
   const float* sinks;  // null, or [num_heads]
 };
 
+// Query tokens of one of several sequences served together. State of part p of its rows goes to
+// partials + kv_head * partials_stride + p * attend_state_floats(rows, dim), in floats from the piece's partials.
+struct AttendMember {
+  int64_t row;
+  int64_t num_tokens;
+  int64_t partials;
+  int64_t partials_stride;
+};
+
 // Query tokens [row, row + num_tokens) of one sequence at consecutive positions, all query heads of one KV head, over
-// the parts [part_begin, part_end) of the sequence's keys.
+// the parts [part_begin, part_end) of the sequence's keys. With members: num_tokens is theirs together, all of which see
+// every key of the parts, which lie in the same blocks for each.
 struct AttendPiece {
   const int32_t* block_table;
   int64_t kv_head;
@@ -52,6 +63,8 @@ struct AttendPiece {
   int64_t part_begin;
   int64_t part_end;
   float* partials;  // null: the piece is whole and writes `out`; else state of part_begin, part_begin + 1, ... goes here
+  const AttendMember* members;  // null: one sequence
+  int64_t num_members;
 };
 
 // Floats of one part's state of `rows` query rows: [rows][dim] sums, [rows] maxima, [rows] sums of weights.

@@ -146,10 +146,11 @@ class Ops {
     kernels_->write_kv(kv, k.data(), extent(k, 1), v.data(), extent(v, 1), slots.data(), extent(k, 0));
   }
 
-  // Work is scheduled as for `num_threads` threads, and done by this one.
-  void attend(const Arena& arena, int64_t layer, Matrix q, Ints query_start_loc, Ints seq_lens, Table block_tables,
+  // Work is scheduled as for `num_threads` threads, and done by this one. Returns the query tokens served together
+  // with those of another sequence.
+  int64_t attend(const Arena& arena, int64_t layer, Matrix q, Ints query_start_loc, Ints seq_lens, Table block_tables,
               int64_t num_heads, float scale, int64_t window, float softcap, std::optional<Vector> sinks,
-              int num_threads, OutMatrix out) const {
+              int num_threads, bool share_prefixes, OutMatrix out) const {
     const KVLayer kv = arena.layer(layer);
     same_shape(q, out);
     require(num_threads >= 1 && num_heads >= 1 && num_heads % kv.num_kv_heads == 0 &&
@@ -160,23 +161,26 @@ class Ops {
             "query_start_loc, block_tables: an entry a sequence");
     require(query_start_loc.data()[num_seqs] == extent(q, 0), "query_start_loc: covers q");
     check_tables(arena, query_start_loc, seq_lens, block_tables, window);
+    const StepQueries queries{num_seqs, query_start_loc.data(), seq_lens.data(), block_tables.data(), nullptr,
+                              extent(block_tables, 1), arena.block_size()};
     AttendSchedule schedule;
-    schedule.build({num_seqs, query_start_loc.data(), seq_lens.data()}, kv.num_kv_heads, heads, kv.dim, window,
-                   num_threads);
-    Scratch scratch(kernels_->attend_scratch_bytes(heads > kRowsPerUnit ? heads : kRowsPerUnit, kv.dim));
-    Scratch partials(static_cast<size_t>(schedule.partial_floats()) * sizeof(float) + 64);
+    schedule.build(queries, {kv.num_kv_heads, heads, kv.dim, window}, num_threads, share_prefixes);
+    Scratch scratch(kernels_->attend_scratch_bytes(heads > kRowsPerGroup ? heads : kRowsPerGroup, kv.dim));
+    Scratch memory(static_cast<size_t>(schedule.partial_floats()) * sizeof(float) + 64);
+    float* partials = reinterpret_cast<float*>(memory.data());
     const AttendArgs args{kv, q.data(), extent(q, 1), out.data(), extent(out, 1), num_heads, scale, softcap, window,
                           sinks ? sinks->data() : nullptr};
-    const auto placed = [&](const AttendSchedule::Piece& from) {
-      AttendPiece piece = from.piece;
-      piece.block_table = block_tables.data() + from.seq * extent(block_tables, 1);
-      if (from.partials >= 0) piece.partials = reinterpret_cast<float*>(partials.data()) + from.partials;
-      return piece;
-    };
-    for (const AttendSchedule::Piece* p = schedule.begin(0); p != schedule.end(num_threads - 1); ++p) {
-      kernels_->attend(args, placed(*p), scratch.data());
+    const AttendSchedule::Piece* const end = schedule.end(num_threads - 1);
+    for (const AttendSchedule::Piece* at = schedule.begin(0); at != end; ++at) {
+      const AttendPiece piece = schedule.placed(*at, queries, partials);
+      AttendPiece next;
+      if (at + 1 != end) next = schedule.placed(at[1], queries, partials);
+      kernels_->attend(args, piece, at + 1 != end ? &next : nullptr, scratch.data());
     }
-    for (const AttendSchedule::Piece& p : schedule.merges()) kernels_->attend_merge(args, placed(p), scratch.data());
+    for (const AttendSchedule::Piece& merge : schedule.merges()) {
+      kernels_->attend_merge(args, schedule.placed(merge, queries, partials), scratch.data());
+    }
+    return schedule.shared_queries();
   }
 
  private:
@@ -240,7 +244,7 @@ void bind_ops(nb::module_& m) {
       .def("attend", &Ops::attend, nb::kw_only(), nb::arg("arena"), nb::arg("layer"), nb::arg("q"),
            nb::arg("query_start_loc"), nb::arg("seq_lens"), nb::arg("block_tables"), nb::arg("num_heads"),
            nb::arg("scale"), nb::arg("window") = 0, nb::arg("softcap") = 0.0f, nb::arg("sinks").none() = nb::none(),
-           nb::arg("num_threads") = 1, nb::arg("out"));
+           nb::arg("num_threads") = 1, nb::arg("share_prefixes") = true, nb::arg("out"));
 }
 
 }  // namespace octavo

@@ -316,6 +316,8 @@ void bind_program(nb::module_& m) {
            nb::arg("pool"), nb::arg("max_model_len"), nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(),
            nb::keep_alive<1, 4>())
       .def_prop_ro("vocab_size", &Runner::vocab_size)
+      .def_prop_ro("shared_queries", &Runner::shared_queries)
+      .def("share_prefixes", &Runner::share_prefixes, nb::arg("share"))
       .def("trim", &Runner::trim, "Gives back the memory of activations; not during a run.")
       .def("run", &run, nb::arg("drawing"), nb::arg("row_ids"), nb::arg("token_ids"), nb::arg("positions"),
            nb::arg("slot_mapping"), nb::arg("query_start_loc"), nb::arg("seq_lens"), nb::arg("block_tables"),

@@ -73,7 +73,8 @@ struct Kernels {
 
   // Bytes of scratch one thread needs for pieces of at most `rows` query rows (tokens x heads of a KV head).
   size_t (*attend_scratch_bytes)(int64_t rows, int64_t dim);
-  void (*attend)(const AttendArgs& args, const AttendPiece& piece, void* scratch);
+  // `next`: what this thread is given after it, to be fetched ahead; may be null.
+  void (*attend)(const AttendArgs& args, const AttendPiece& piece, const AttendPiece* next, void* scratch);
   // Merges the parts of a piece that several threads computed, in order, and writes `out`. piece.partials holds all.
   void (*attend_merge)(const AttendArgs& args, const AttendPiece& piece, void* scratch);
 

@@ -55,7 +55,7 @@ Runner::Runner(const Program& program, Arena& arena, ThreadPool& pool, int64_t m
   }
   int64_t max_rows = 1;
   for (const AttendKind& kind : program.attend_kinds()) {
-    max_rows = std::max({max_rows, kRowsPerUnit, heads_per_kv_head(program, kind.num_heads)});
+    max_rows = std::max({max_rows, kRowsPerGroup, heads_per_kv_head(program, kind.num_heads)});
   }
   for (const Stage& stage : program.stages()) {
     for (const Op& op : stage.ops) {
@@ -63,8 +63,6 @@ Runner::Runner(const Program& program, Arena& arena, ThreadPool& pool, int64_t m
     }
   }
   scratch_bytes_ = kernels_.attend_scratch_bytes(max_rows, dim);
-  const int64_t max_parts = max_model_len / kKeysPerPart + 1;
-  partial_bytes_ = static_cast<size_t>(attend_state_floats(max_rows, dim) * max_parts * pool.size()) * sizeof(float);
   schedules_.resize(program.attend_kinds().size());
   for (const RopeTable& rope : program.ropes()) {
     const size_t entries = rope.inv_freq.size() * static_cast<size_t>(program.max_tokens());
@@ -74,7 +72,6 @@ Runner::Runner(const Program& program, Arena& arena, ThreadPool& pool, int64_t m
   workspace_ = static_cast<uint8_t*>(reserve_memory(program.workspace_bytes()));
   rounded_ = static_cast<uint8_t*>(reserve_memory(program.rounded_bytes()));
   scratch_ = static_cast<uint8_t*>(reserve_memory(scratch_bytes_ * static_cast<size_t>(pool.size())));
-  partials_ = static_cast<float*>(reserve_memory(partial_bytes_));
 }
 
 Runner::~Runner() {
@@ -129,12 +126,7 @@ void Runner::check(const StepArrays& step, const std::vector<int32_t>& wanted) c
 
 void Runner::run(const StepArrays& step, const std::vector<int32_t>& wanted, HeadConsumer& consumer) {
   check(step, wanted);
-  const StepQueries queries{step.num_seqs, step.query_start, step.seq_lens};
-  for (size_t i = 0; i < schedules_.size(); ++i) {
-    const AttendKind& kind = program_.attend_kinds()[i];
-    schedules_[i].build(queries, program_.num_kv_heads(), heads_per_kv_head(program_, kind.num_heads),
-                        arena_.layer(0).dim, kind.window, pool_.size());
-  }
+  schedule_attention(step);
   pool_.run([&](int thread) { run_stages(step, wanted, consumer, thread); });
 }
 
@@ -292,18 +284,30 @@ void Runner::run_linear(const Stage& stage, int64_t num_rows, int thread) {
   }
 }
 
-void Runner::attend_piece(const AttendArgs& args, const AttendSchedule::Piece& scheduled, const StepArrays& step,
-                          int group, bool merge, int thread) {
-  AttendPiece piece = scheduled.piece;
-  piece.block_table =
-      step.block_tables[static_cast<size_t>(group)] + step.row_ids[scheduled.seq] * step.table_stride;
-  if (scheduled.partials >= 0) piece.partials = partials_ + scheduled.partials;
-  void* scratch = scratch_ + static_cast<size_t>(thread) * scratch_bytes_;
-  if (merge) {
-    kernels_.attend_merge(args, piece, scratch);
-  } else {
-    kernels_.attend(args, piece, scratch);
+StepQueries Runner::queries_of(const StepArrays& step, int group) const {
+  return {step.num_seqs, step.query_start, step.seq_lens, step.block_tables[static_cast<size_t>(group)], step.row_ids,
+          step.table_stride, arena_.block_size()};
+}
+
+void Runner::schedule_attention(const StepArrays& step) {
+  int64_t partial_floats = 0, shared_queries = 0;
+  for (size_t i = 0; i < schedules_.size(); ++i) {
+    const AttendKind& kind = program_.attend_kinds()[i];
+    schedules_[i].build(queries_of(step, kind.group),
+                        {program_.num_kv_heads(), heads_per_kv_head(program_, kind.num_heads), arena_.layer(0).dim,
+                         kind.window},
+                        pool_.size(), share_prefixes_);
+    partial_floats = std::max(partial_floats, schedules_[i].partial_floats());
+    shared_queries = std::max(shared_queries, schedules_[i].shared_queries());
   }
+  shared_queries_ += shared_queries;
+  const size_t bytes = static_cast<size_t>(partial_floats) * sizeof(float);
+  if (bytes <= partial_bytes_) return;
+  unmap_memory(partials_, partial_bytes_);
+  partials_ = nullptr;
+  partial_bytes_ = 0;
+  partials_ = static_cast<float*>(reserve_memory(bytes));
+  partial_bytes_ = bytes;
 }
 
 void Runner::run_attend(const Op& op, const StepArrays& step, int thread) {
@@ -311,14 +315,21 @@ void Runner::run_attend(const Op& op, const StepArrays& step, int thread) {
   const AttendArgs args{arena_.layer(place.index), row(op.x, 0), program_.stride(op.x), row(op.out, 0),
                         program_.stride(op.out), op.at, op.value, op.softcap, place.window, op.vector};
   const AttendSchedule& schedule = schedules_[static_cast<size_t>(op.schedule)];
-  for (const AttendSchedule::Piece* piece = schedule.begin(thread); piece != schedule.end(thread); ++piece) {
-    attend_piece(args, *piece, step, place.group, false, thread);
+  const StepQueries queries = queries_of(step, place.group);
+  void* scratch = scratch_ + static_cast<size_t>(thread) * scratch_bytes_;
+  const AttendSchedule::Piece* const end = schedule.end(thread);
+  AttendPiece piece, next;
+  if (schedule.begin(thread) != end) next = schedule.placed(*schedule.begin(thread), queries, partials_);
+  for (const AttendSchedule::Piece* at = schedule.begin(thread); at != end; ++at) {
+    piece = next;
+    if (at + 1 != end) next = schedule.placed(at[1], queries, partials_);
+    kernels_.attend(args, piece, at + 1 != end ? &next : nullptr, scratch);
   }
   if (schedule.merges().empty()) return;
   pool_.barrier();
   const std::vector<AttendSchedule::Piece>& merges = schedule.merges();
   for (size_t i = static_cast<size_t>(thread); i < merges.size(); i += static_cast<size_t>(pool_.size())) {
-    attend_piece(args, merges[i], step, place.group, true, thread);
+    kernels_.attend_merge(args, schedule.placed(merges[i], queries, partials_), scratch);
   }
 }
 

@@ -54,6 +54,11 @@ class Runner {
   // the arena or the vocabulary, having run nothing.
   void run(const StepArrays& step, const std::vector<int32_t>& wanted, HeadConsumer& consumer);
 
+  // Whether sequences that begin with the same blocks are served together (they are); results are the same bits.
+  void share_prefixes(bool share) { share_prefixes_ = share; }
+  // Query tokens so far that were served together with those of another sequence.
+  int64_t shared_queries() const { return shared_queries_; }
+
   // Between steps: the memory of activations goes back to the system, and the next step takes what it needs again.
   void trim() noexcept;
 
@@ -65,8 +70,8 @@ class Runner {
   void run_row_op(const Op& op, const StepArrays& step, const int32_t* chosen, Share rows);
   void run_linear(const Stage& stage, int64_t num_rows, int thread);
   void run_attend(const Op& op, const StepArrays& step, int thread);
-  void attend_piece(const AttendArgs& args, const AttendSchedule::Piece& piece, const StepArrays& step, int group,
-                    bool merge, int thread);
+  StepQueries queries_of(const StepArrays& step, int group) const;
+  void schedule_attention(const StepArrays& step);
 
   float* row(int buffer, int64_t index) const {
     return reinterpret_cast<float*>(workspace_ + program_.offset(buffer)) + index * program_.stride(buffer);
@@ -84,6 +89,8 @@ class Runner {
   uint8_t* scratch_ = nullptr;  // one piece a thread
   float* partials_ = nullptr;
   size_t scratch_bytes_ = 0, partial_bytes_ = 0;
+  bool share_prefixes_ = true;
+  int64_t shared_queries_ = 0;
   std::vector<AttendSchedule> schedules_;
   std::vector<std::vector<float>> cos_, sin_;  // [max_tokens][pairs] a rope
 };

@@ -1,20 +1,25 @@
 // What attention keeps: a thread's scratch, the state of a part of the keys, and how states join.
+//
+// Scores are in powers of two: what q is multiplied with holds log2(e), and a maximum is one of base-two logarithms.
 #pragma once
 
 #include "kernels.h"
-#include "kernels/attend-cache-inl.h"
+#include "kernels/attend-tile-inl.h"
 #include "kernels/math-inl.h"
 #include "simd/vector.h"
 
 namespace octavo {
 namespace OCTAVO_ISA_NS {
 
+constexpr float kLog2E = 1.44269504088896341f;
+constexpr int kExactDegree = 6;  // of the series where states join
+
 struct AttendScratch {
   uint8_t* queries;  // [rows][parts][dim] of Query
   uint8_t* chances;  // [rows][64] of Chance
   float* scores;     // [rows][64]
-  float* factors;    // [rows] what the sums so far are multiplied by
   float* lanes;      // [rows][16] sums of weights
+  float* scaled;     // [dim] one row of q
   float* part;       // state of the part at hand
   float* total;      // state of the parts before it
 };
@@ -31,10 +36,10 @@ OCTAVO_SIMD AttendScratch attend_scratch(uintptr_t memory, int64_t rows, int64_t
   };
   AttendScratch scratch;
   scratch.queries = reinterpret_cast<uint8_t*>(take(rows * dim * 4));
-  scratch.chances = reinterpret_cast<uint8_t*>(take(rows * kKeysPerStep * 4));
-  scratch.scores = reinterpret_cast<float*>(take(rows * kKeysPerStep * 4));
-  scratch.factors = reinterpret_cast<float*>(take(rows * 4));
+  scratch.chances = reinterpret_cast<uint8_t*>(take(kBlockRows * kKeysPerStep * 4));
+  scratch.scores = reinterpret_cast<float*>(take(kBlockRows * kKeysPerStep * 4));
   scratch.lanes = reinterpret_cast<float*>(take(rows * 64));
+  scratch.scaled = reinterpret_cast<float*>(take(dim * 4));
   scratch.part = reinterpret_cast<float*>(take(attend_state_floats(rows, dim) * 4));
   scratch.total = reinterpret_cast<float*>(take(attend_state_floats(rows, dim) * 4));
   *bytes = static_cast<size_t>(at - memory);
@@ -54,7 +59,7 @@ OCTAVO_SIMD AttendScratch attend_scratch(void* memory, int64_t rows, int64_t dim
 
 struct AttendState {
   float* sums;     // [rows][dim] of weight * value
-  float* maxima;   // [rows]
+  float* maxima;   // [rows] what weights are relative to: near the largest score
   float* weights;  // [rows] sums of weights
 };
 
@@ -62,24 +67,41 @@ OCTAVO_SIMD AttendState attend_state(float* memory, int64_t rows, int64_t dim) {
   return {memory, memory + rows * dim, memory + rows * dim + rows};
 }
 
-OCTAVO_SIMD float exp_one(float x) {
+OCTAVO_SIMD float power_one(float x) {
   float lanes[16];
-  store(lanes, exp(set1(x)));
+  store(lanes, power_of_two<kExactDegree>(set1(x)));
   return lanes[0];
 }
 
 // total = total joined with part, in this order.
 static void merge_part(int64_t rows, int64_t dim, const AttendState& total, const AttendState& part) {
-  for (int64_t r = 0; r < rows; ++r) {
-    const float top = part.maxima[r] > total.maxima[r] ? part.maxima[r] : total.maxima[r];
-    const float keep = exp_one(total.maxima[r] - top), add = exp_one(part.maxima[r] - top);
-    total.maxima[r] = top;
-    total.weights[r] = total.weights[r] * keep + part.weights[r] * add;
-    for (int64_t d = 0; d < dim; d += 16) {
-      float* sums = total.sums + r * dim + d;
-      store(sums, fma(load(sums), set1(keep), load(part.sums + r * dim + d) * set1(add)));
+  for (int64_t first = 0; first < rows; first += 16) {
+    const int64_t count = rows - first < 16 ? rows - first : 16;
+    float keep[16], add[16];
+    const F32 old_top = load_n(total.maxima + first, count), part_top = load_n(part.maxima + first, count);
+    const F32 top = max(old_top, part_top);
+    const F32 keeps = power_of_two<kExactDegree>(old_top - top), adds = power_of_two<kExactDegree>(part_top - top);
+    store_n(total.maxima + first, count, top);
+    store_n(total.weights + first, count,
+            fma(load_n(total.weights + first, count), keeps, load_n(part.weights + first, count) * adds));
+    store(keep, keeps);
+    store(add, adds);
+    for (int64_t r = 0; r < count; ++r) {
+      float* sums = total.sums + (first + r) * dim;
+      const float* added = part.sums + (first + r) * dim;
+      for (int64_t d = 0; d < dim; d += 16) {
+        store(sums + d, fma(load(sums + d), set1(keep[r]), load(added + d) * set1(add[r])));
+      }
     }
   }
+}
+
+// Rows [first, first + count) of a state of `rows` rows, as a state of their own.
+static void take_rows(int64_t rows, int64_t dim, float* from, int64_t first, int64_t count, float* to) {
+  const AttendState all = attend_state(from, rows, dim), some = attend_state(to, count, dim);
+  memcpy(some.sums, all.sums + first * dim, static_cast<size_t>(count * dim) * sizeof(float));
+  memcpy(some.maxima, all.maxima + first, static_cast<size_t>(count) * sizeof(float));
+  memcpy(some.weights, all.weights + first, static_cast<size_t>(count) * sizeof(float));
 }
 
 static void write_out(const AttendArgs& args, const AttendPiece& piece, int64_t heads, const AttendState& state) {
@@ -88,10 +110,10 @@ static void write_out(const AttendArgs& args, const AttendPiece& piece, int64_t 
     const int64_t head = piece.kv_head * heads + r % heads;
     float factor = 1.0f / state.weights[r];
     if (args.sinks != nullptr) {
-      const float sink = args.sinks[head];
+      const float sink = args.sinks[head] * kLog2E;
       const float top = sink > state.maxima[r] ? sink : state.maxima[r];
-      const float keep = exp_one(state.maxima[r] - top);
-      factor = keep / (state.weights[r] * keep + exp_one(sink - top));
+      const float keep = power_one(state.maxima[r] - top);
+      factor = keep / (state.weights[r] * keep + power_one(sink - top));
     }
     float* out = args.out + (piece.row + r / heads) * args.out_stride + head * args.kv.head_dim;
     for (int64_t d = 0; d < dim; d += 16) {
@@ -103,10 +125,6 @@ static void write_out(const AttendArgs& args, const AttendPiece& piece, int64_t 
       }
     }
   }
-}
-
-static void copy_floats(float* to, const float* from, int64_t count) {
-  memcpy(to, from, static_cast<size_t>(count) * sizeof(float));
 }
 
 }  // namespace OCTAVO_ISA_NS

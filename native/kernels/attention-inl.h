@@ -17,104 +17,184 @@
 namespace octavo {
 namespace OCTAVO_ISA_NS {
 
-// The tiles of the step at `first_key` that any query of the piece may see; those of the next step are prefetched.
-OCTAVO_SIMD AttendStep attend_step(const AttendArgs& args, const AttendPiece& piece, int64_t first_key,
-                                     int64_t lowest_key, int64_t end_key) {
+// What a piece's queries see: keys [lowest, end), of each query those up to its own position.
+struct AttendView {
+  int64_t rows;    // query tokens x heads
+  int64_t heads;
+  int64_t window;  // 0: none
+  int64_t lowest;  // of the first query
+  int64_t end;     // past the last query's position
+};
+
+OCTAVO_SIMD AttendView attend_view(const AttendArgs& args, const AttendPiece& piece) {
+  AttendView view;
+  view.heads = args.num_heads / args.kv.num_kv_heads;
+  view.rows = piece.num_tokens * view.heads;
+  view.window = piece.members == nullptr ? args.window : 0;  // members see all keys of their parts
+  view.lowest = view.window > 0 && piece.position + 1 > view.window ? piece.position + 1 - view.window : 0;
+  view.end = piece.position + piece.num_tokens;
+  return view;
+}
+
+OCTAVO_SIMD void find_tiles(const KVLayer& kv, const AttendPiece& piece, int64_t first_key, int64_t first_tile,
+                            int64_t end_tile, const uint8_t** tiles) {
+  for (int64_t t = first_tile; t < end_tile; ++t) {
+    const int64_t key = first_key + t * kTokensPerTile;
+    const int64_t block = piece.block_table[key / kv.block_size];
+    tiles[t] = kv_tile(kv, block, piece.kv_head, key % kv.block_size / kTokensPerTile);
+  }
+}
+
+// The step at `first_key`; its tiles are those that any query of the piece may see.
+OCTAVO_SIMD AttendStep attend_step(const KVLayer& kv, const AttendPiece& piece, const AttendView& view,
+                                   int64_t first_key) {
   AttendStep step;
-  step.value_offset = kv_value_offset(args.kv);
-  const int64_t begin = lowest_key > first_key ? lowest_key - first_key : 0;
-  step.num_keys = end_key - first_key < kKeysPerStep ? end_key - first_key : kKeysPerStep;
+  step.value_offset = kv_value_offset(kv);
+  const int64_t begin = view.lowest > first_key ? view.lowest - first_key : 0;
+  step.num_keys = view.end - first_key < kKeysPerStep ? view.end - first_key : kKeysPerStep;
   step.first_tile = begin / kTokensPerTile;
   step.end_tile = (step.num_keys + kTokensPerTile - 1) / kTokensPerTile;
-  for (int64_t t = step.first_tile; t < step.end_tile; ++t) {
-    const int64_t key = first_key + t * kTokensPerTile;
-    const int64_t block = piece.block_table[key / args.kv.block_size];
-    step.tiles[t] = kv_tile(args.kv, block, piece.kv_head, key % args.kv.block_size / kTokensPerTile);
-  }
+  find_tiles(kv, piece, first_key, step.first_tile, step.end_tile, step.tiles);
   return step;
 }
 
-OCTAVO_SIMD void prefetch_step(const AttendStep& step, int64_t tile_bytes) {
-  for (int64_t t = step.first_tile; t < step.end_tile; ++t) {
-    for (int64_t b = 0; b < tile_bytes; b += 64) {
-      __builtin_prefetch(step.tiles[t] + b);
-      __builtin_prefetch(step.tiles[t] + step.value_offset + b);
-    }
+// Where the first step of a piece begins, and of any part of it.
+OCTAVO_SIMD int64_t first_key_of(const AttendView& view, int64_t part) {
+  const int64_t key = part * kKeysPerPart;
+  return view.lowest > key ? view.lowest / kKeysPerStep * kKeysPerStep : key;
+}
+
+// What is fetched beside `step`, for each of its tiles: K of `after`, else that of the next piece's first step.
+OCTAVO_SIMD void look_ahead(AttendStep* step, const AttendStep* after) {
+  for (int64_t t = step->first_tile; t < step->end_tile; ++t) {
+    step->ahead[t] = after != nullptr && t >= after->first_tile && t < after->end_tile ? after->tiles[t] : step->tiles[t];
   }
 }
 
-// scratch.part = state of the piece's queries over the keys of part `part`.
 template <class Cache>
-static void attend_part(const AttendArgs& args, const AttendPiece& piece, int64_t part, int64_t heads,
-                        const AttendScratch& scratch) {
-  const int64_t dim = args.kv.dim, rows = piece.num_tokens * heads;
-  const AttendState state = attend_state(scratch.part, rows, dim);
-  for (int64_t i = 0; i < rows * dim; i += 16) store(state.sums + i, zero());
-  for (int64_t r = 0; r < rows; ++r) {
+static void attend_one_step(const AttendArgs& args, const AttendPiece& piece, const AttendView& view, int64_t first_key,
+                            AttendStep step, const AttendScratch& scratch, const AttendState& state) {
+  const int64_t dim = args.kv.dim, query_width = Cache::kQueryParts * dim;
+  const auto* queries = reinterpret_cast<const typename Cache::Query*>(scratch.queries);
+  auto* chances = reinterpret_cast<typename Cache::Chance*>(scratch.chances);
+  const bool whole = piece.position + 1 >= first_key + kKeysPerStep &&
+                     (view.window == 0 || view.end - view.window <= first_key);
+  step.fetch = true;
+  for (int64_t first = 0; first < view.rows; first += kBlockRows) {
+    const int64_t rows = view.rows - first < kBlockRows ? view.rows - first : kBlockRows;
+    score_step(Cache{}, queries + first * query_width, dim, step, rows, scratch.scores);
+    const auto range_of = [&](int64_t row) {
+      const int64_t end = piece.position + (first + row) / view.heads + 1 - first_key;
+      return AttendRange{view.window > 0 ? end - view.window : 0, end};
+    };
+    weigh_rows<Cache>(step, rows, dim, args.softcap, whole, range_of, scratch.scores, state.maxima + first,
+                      scratch.lanes + 16 * first, state.sums + first * dim, chances);
+    value_step(Cache{}, chances, step, dim, rows, state.sums + first * dim);
+    step.fetch = false;
+  }
+}
+
+// state = that of the piece's queries over the keys of part `part`. `next`: the piece after it, or null.
+template <class Cache>
+static void attend_part(const AttendArgs& args, const AttendPiece& piece, const AttendView& view, int64_t part,
+                        const AttendPiece* next, const AttendScratch& scratch, const AttendState& state) {
+  const int64_t dim = args.kv.dim;
+  for (int64_t i = 0; i < view.rows * dim; i += 16) store(state.sums + i, zero());
+  for (int64_t r = 0; r < view.rows; ++r) {
     state.maxima[r] = kLowest;
     store(scratch.lanes + 16 * r, zero());
   }
-  const int64_t end_key = piece.position + piece.num_tokens;
-  const int64_t lowest_key =
-      args.window > 0 && piece.position + 1 > args.window ? piece.position + 1 - args.window : 0;
-  const int64_t part_end = (part + 1) * kKeysPerPart < end_key ? (part + 1) * kKeysPerPart : end_key;
-  int64_t key = part * kKeysPerPart;
-  if (lowest_key > key) key = lowest_key / kKeysPerStep * kKeysPerStep;
-  const bool few = rows <= 8;  // then the step is bound by memory
-  const int64_t tile_bytes = kv_tile_bytes(args.kv);
-  const auto* queries = reinterpret_cast<const typename Cache::Query*>(scratch.queries);
-  const auto* chances = reinterpret_cast<const typename Cache::Chance*>(scratch.chances);
+  const int64_t piece_end = piece.part_end * kKeysPerPart < view.end ? piece.part_end * kKeysPerPart : view.end;
+  const int64_t part_end = (part + 1) * kKeysPerPart < view.end ? (part + 1) * kKeysPerPart : view.end;
+  int64_t key = first_key_of(view, part);
   AttendStep step;
-  if (key < part_end) step = attend_step(args, piece, key, lowest_key, end_key);
+  if (key < part_end) step = attend_step(args.kv, piece, view, key);
   while (key < part_end) {
-    AttendStep next = step;
-    if (key + kKeysPerStep < end_key) {
-      next = attend_step(args, piece, key + kKeysPerStep, lowest_key, end_key);
-      if (few) prefetch_step(next, tile_bytes);
+    AttendStep after;
+    const bool more = key + kKeysPerStep < piece_end;
+    if (more) {
+      after = attend_step(args.kv, piece, view, key + kKeysPerStep);
+    } else if (next != nullptr) {
+      const AttendView next_view = attend_view(args, *next);
+      after = attend_step(args.kv, *next, next_view, first_key_of(next_view, next->part_begin));
     }
-    score_all<Cache, kScoreRows>(queries, dim, step, rows, scratch.scores);
-    weigh_rows<Cache>(args, piece, key, step, heads, rows, scratch, state.maxima);
-    value_all<Cache, kValueRows>(chances, step, dim, rows, scratch.factors, state.sums);
+    look_ahead(&step, more || next != nullptr ? &after : nullptr);
+    attend_one_step<Cache>(args, piece, view, key, step, scratch, state);
     key += kKeysPerStep;
-    step = next;
+    step = after;
   }
-  for (int64_t r = 0; r < rows; ++r) state.weights[r] = sum(load(scratch.lanes + 16 * r));
+  for (int64_t r = 0; r < view.rows; ++r) state.weights[r] = sum(load(scratch.lanes + 16 * r));
+}
+
+// Rounds the query heads of one KV head of `num_tokens` tokens.
+template <class Cache>
+static typename Cache::Query* write_queries(const AttendArgs& args, int64_t kv_head, int64_t row, int64_t num_tokens,
+                                            const AttendScratch& scratch, typename Cache::Query* queries) {
+  const int64_t dim = args.kv.dim, head_dim = args.kv.head_dim, heads = args.num_heads / args.kv.num_kv_heads;
+  const F32 scale = set1(args.softcap > 0.0f ? args.scale : args.scale * kLog2E);
+  for (int64_t r = 0; r < num_tokens * heads; ++r) {
+    const float* q = args.q + (row + r / heads) * args.q_stride + (kv_head * heads + r % heads) * head_dim;
+    for (int64_t d = 0; d < dim; d += 16) store(scratch.scaled + d, load_padded(q, d, head_dim) * scale);
+    Cache::write_query(scratch.scaled, dim, dim, queries);
+    queries += Cache::kQueryParts * dim;
+  }
+  return queries;
+}
+
+// Parts shared by several sequences: each member's rows of the states go to its own place.
+template <class Cache>
+static void attend_members(const AttendArgs& args, const AttendPiece& piece, const AttendPiece* next,
+                           const AttendScratch& scratch) {
+  const int64_t dim = args.kv.dim;
+  const AttendView view = attend_view(args, piece);
+  auto* queries = reinterpret_cast<typename Cache::Query*>(scratch.queries);
+  for (int64_t m = 0; m < piece.num_members; ++m) {
+    const AttendMember& member = piece.members[m];
+    queries = write_queries<Cache>(args, piece.kv_head, member.row, member.num_tokens, scratch, queries);
+  }
+  for (int64_t p = piece.part_begin; p < piece.part_end; ++p) {
+    attend_part<Cache>(args, piece, view, p, next, scratch, attend_state(scratch.part, view.rows, dim));
+    int64_t first = 0;
+    for (int64_t m = 0; m < piece.num_members; ++m) {
+      const AttendMember& member = piece.members[m];
+      const int64_t rows = member.num_tokens * view.heads;
+      float* to = piece.partials + member.partials + piece.kv_head * member.partials_stride;
+      take_rows(view.rows, dim, scratch.part, first, rows, to + p * attend_state_floats(rows, dim));
+      first += rows;
+    }
+  }
 }
 
 template <class Cache>
-static void attend_typed(const AttendArgs& args, const AttendPiece& piece, const AttendScratch& scratch) {
-  const int64_t dim = args.kv.dim, heads = args.num_heads / args.kv.num_kv_heads;
-  const int64_t rows = piece.num_tokens * heads, floats = attend_state_floats(rows, dim);
-  auto* queries = reinterpret_cast<typename Cache::Query*>(scratch.queries);
-  for (int64_t r = 0; r < rows; ++r) {
-    const int64_t head = piece.kv_head * heads + r % heads;
-    const float* q = args.q + (piece.row + r / heads) * args.q_stride + head * args.kv.head_dim;
-    for (int64_t d = 0; d < dim; d += 16) {
-      Cache::split_query(load_padded(q, d, args.kv.head_dim), dim, queries + r * Cache::kQueryParts * dim + d);
-    }
-  }
-  const AttendState part = attend_state(scratch.part, rows, dim);
-  const AttendState total = attend_state(scratch.total, rows, dim);
+static void attend_typed(const AttendArgs& args, const AttendPiece& piece, const AttendPiece* next,
+                         const AttendScratch& scratch) {
+  if (piece.members != nullptr) return attend_members<Cache>(args, piece, next, scratch);
+  const int64_t dim = args.kv.dim;
+  const AttendView view = attend_view(args, piece);
+  write_queries<Cache>(args, piece.kv_head, piece.row, piece.num_tokens, scratch,
+                       reinterpret_cast<typename Cache::Query*>(scratch.queries));
+  const AttendState total = attend_state(scratch.total, view.rows, dim);
   for (int64_t p = piece.part_begin; p < piece.part_end; ++p) {
-    attend_part<Cache>(args, piece, p, heads, scratch);
+    float* memory = scratch.part;
     if (piece.partials != nullptr) {
-      copy_floats(piece.partials + (p - piece.part_begin) * floats, scratch.part, floats);
+      memory = piece.partials + (p - piece.part_begin) * attend_state_floats(view.rows, dim);
     } else if (p == piece.part_begin) {
-      copy_floats(scratch.total, scratch.part, floats);
-    } else {
-      merge_part(rows, dim, total, part);
+      memory = scratch.total;
     }
+    const AttendState state = attend_state(memory, view.rows, dim);
+    attend_part<Cache>(args, piece, view, p, next, scratch, state);
+    if (memory == scratch.part) merge_part(view.rows, dim, total, state);
   }
-  if (piece.partials == nullptr) write_out(args, piece, heads, total);
+  if (piece.partials == nullptr) write_out(args, piece, view.heads, total);
 }
 
-static void attend(const AttendArgs& args, const AttendPiece& piece, void* memory) {
+static void attend(const AttendArgs& args, const AttendPiece& piece, const AttendPiece* next, void* memory) {
   const int64_t rows = piece.num_tokens * (args.num_heads / args.kv.num_kv_heads);
   const AttendScratch scratch = attend_scratch(memory, rows, args.kv.dim);
   if (args.kv.type == KVType::kBF16) {
-    attend_typed<CacheBF16>(args, piece, scratch);
+    attend_typed<CacheBF16>(args, piece, next, scratch);
   } else {
-    attend_typed<CacheF32>(args, piece, scratch);
+    attend_typed<CacheF32>(args, piece, next, scratch);
   }
 }
 
@@ -123,7 +203,7 @@ static void attend_merge(const AttendArgs& args, const AttendPiece& piece, void*
   const int64_t rows = piece.num_tokens * heads, floats = attend_state_floats(rows, dim);
   const AttendScratch scratch = attend_scratch(memory, rows, dim);
   const AttendState total = attend_state(scratch.total, rows, dim);
-  copy_floats(scratch.total, piece.partials, floats);
+  memcpy(scratch.total, piece.partials, static_cast<size_t>(floats) * sizeof(float));
   for (int64_t p = 1; p < piece.part_end - piece.part_begin; ++p) {
     merge_part(rows, dim, total, attend_state(piece.partials + p * floats, rows, dim));
   }

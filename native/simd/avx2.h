@@ -59,13 +59,19 @@ OCTAVO_SIMD F32 round_nearest(F32 x) {
 OCTAVO_SIMD __m256 power2(__m256 n) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23));
 }
-// x * 2^n for whole n in [-126, 127].
+// x * 2^n for whole n in [-126, 127]; 0 at kZeroPower.
+constexpr float kZeroPower = -127.0f;
 OCTAVO_SIMD F32 scale2(F32 x, F32 n) { return {_mm256_mul_ps(x.a, power2(n.a)), _mm256_mul_ps(x.b, power2(n.b))}; }
 OCTAVO_SIMD float sum(F32 x) {
   const __m256 eight = _mm256_add_ps(x.a, x.b);
   __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
   four = _mm_add_ps(four, _mm_movehl_ps(four, four));
   return _mm_cvtss_f32(_mm_add_ss(four, _mm_movehdup_ps(four)));
+}
+OCTAVO_SIMD bool any_above(F32 x, float y) {
+  const __m256 bound = _mm256_set1_ps(y);
+  return _mm256_movemask_ps(_mm256_or_ps(_mm256_cmp_ps(x.a, bound, _CMP_GT_OQ), _mm256_cmp_ps(x.b, bound, _CMP_GT_OQ))) !=
+         0;
 }
 OCTAVO_SIMD float max_lane(F32 x) {
   const __m256 eight = _mm256_max_ps(x.a, x.b);

@@ -36,9 +36,11 @@ OCTAVO_SIMD F32 copy_sign(F32 magnitude, F32 sign) {
                                                         _mm512_castps_si512(magnitude.v), 0xca))};
 }
 OCTAVO_SIMD F32 round_nearest(F32 a) { return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)}; }
-// a * 2^n for whole n.
+// a * 2^n for whole n; 0 at kZeroPower for a in [0.5, 2].
+constexpr float kZeroPower = -160.0f;
 OCTAVO_SIMD F32 scale2(F32 a, F32 n) { return {_mm512_scalef_ps(a.v, n.v)}; }
 OCTAVO_SIMD float sum(F32 a) { return _mm512_reduce_add_ps(a.v); }
+OCTAVO_SIMD bool any_above(F32 a, float x) { return _mm512_cmp_ps_mask(a.v, _mm512_set1_ps(x), _CMP_GT_OQ) != 0; }
 OCTAVO_SIMD float max_lane(F32 a) { return _mm512_reduce_max_ps(a.v); }
 
 OCTAVO_SIMD Mask mask_range(int64_t begin, int64_t end) {  // lanes begin <= i < end
@@ -51,6 +53,11 @@ OCTAVO_SIMD F32 select(Mask m, F32 a, F32 b) { return {_mm512_mask_blend_ps(m.m,
 OCTAVO_SIMD void store_bf16(uint16_t* p, F32 a) {
   const __m256bh rounded = _mm512_cvtneps_pbh(a.v);
   __builtin_memcpy(p, &rounded, 32);
+}
+// 32 values in order: those of a, then those of b.
+OCTAVO_SIMD void store_bf16(uint16_t* p, F32 a, F32 b) {
+  const __m512bh rounded = _mm512_cvtne2ps_pbh(b.v, a.v);
+  __builtin_memcpy(p, &rounded, 64);
 }
 OCTAVO_SIMD F32 load_bf16(const uint16_t* p) {
   __m256i halves;

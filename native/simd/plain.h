@@ -94,7 +94,8 @@ OCTAVO_SIMD F32 round_nearest(F32 x) {
 #undef OCTAVO_LANE
 }
 OCTAVO_SIMD V4 power2(V4 n) { return as_float((__builtin_convertvector(n, I4) + i4(127)) << 23); }
-// x * 2^n for whole n in [-126, 127].
+// x * 2^n for whole n in [-126, 127]; 0 at kZeroPower.
+constexpr float kZeroPower = -127.0f;
 OCTAVO_SIMD F32 scale2(F32 x, F32 n) {
 #define OCTAVO_LANE(l) (x.l * power2(n.l))
   return OCTAVO_EACH(OCTAVO_LANE);
@@ -103,6 +104,10 @@ OCTAVO_SIMD F32 scale2(F32 x, F32 n) {
 OCTAVO_SIMD float sum(F32 x) {
   const V4 four = (x.a + x.c) + (x.b + x.d);
   return (four[0] + four[2]) + (four[1] + four[3]);
+}
+OCTAVO_SIMD bool any_above(F32 x, float y) {
+  const I4 above = ((x.a > v4(y)) | (x.b > v4(y))) | ((x.c > v4(y)) | (x.d > v4(y)));
+  return (above[0] | above[1] | above[2] | above[3]) != 0;
 }
 OCTAVO_SIMD float max_lane(F32 x) {
   float lanes[16];

@@ -23,6 +23,7 @@ class Paged:
     k: list[Float32]  # [length, num_kv_heads * head_dim]
     v: list[Float32]
     tables: npt.NDArray[np.int32]  # [sequences, blocks], shuffled; -1 past the end
+    shared_queries: int = 0  # of the last call
 
     def attend(self, ranges: list[tuple[int, int, int]], num_heads: int, **options: Any) -> Float32:
         """One call over (sequence, first position, end position) ranges; rows of `out` in their order. Earlier keys
@@ -30,7 +31,7 @@ class Paged:
         q = np.concatenate([self.q[s][first:end] for s, first, end in ranges])
         out = np.full_like(q, np.nan)
         head_dim = q.shape[1] // num_heads
-        self.ops.attend(
+        self.shared_queries = self.ops.attend(
             arena=self.arena,
             layer=1,
             q=q,
