@@ -22,6 +22,14 @@ struct TileOut {
   int64_t stride;     // floats from one row to the next
   const float* bias;  // null: none
   int64_t lanes;      // 1..16
+  // Several streams of whole panels, where a tile of few rows takes them at once: the distances between neighbours.
+  int64_t streams = 1;
+  int64_t panel_gap = 0;  // bytes
+  int64_t out_gap = 0;    // floats
+
+  inline TileOut of_stream(int stream) const {
+    return {out + stream * out_gap, stride, bias != nullptr ? bias + stream * out_gap : nullptr, lanes};
+  }
 };
 
 // What a tile asks of memory for later: `step` bytes a step of its loop, from `at` on. Where all rows fit one tile that
@@ -220,6 +228,27 @@ static inline int64_t panels_of_block(const Weight& weight, int64_t num_rows, si
   return fitting < 1 ? 1 : fitting;
 }
 
+// Few rows of a form whose tile has to wait for its own sums: whole panels, in as many streams as it takes at once.
+// Returns the first panel that is left.
+template <class Tile>
+static int64_t run_streams(const Weight& weight, const uint8_t* activations, int64_t num_rows, int64_t panel_begin,
+                           int64_t panel_end, float* out, int64_t out_stride, const float* bias, int64_t ahead_bytes) {
+  const int64_t streams = Tile::streams(num_rows);
+  if (streams == 1) return panel_begin;
+  const int64_t whole = weight.rows / kPanelRows < panel_end ? weight.rows / kPanelRows : panel_end;
+  const int64_t length = whole > panel_begin ? (whole - panel_begin) / streams : 0;
+  const int64_t panel_bytes = static_cast<int64_t>(weight.panel_bytes);
+  const size_t act_stride = activation_bytes(weight.form, weight.cols);
+  for (int64_t panel = panel_begin; panel < panel_begin + length; ++panel) {
+    const int64_t column = panel * kPanelRows;
+    const uint8_t* data = weight.data + panel * panel_bytes;
+    const TileOut to{out + column, out_stride, bias != nullptr ? bias + column : nullptr, kPanelRows,
+                     streams, length * panel_bytes, length * kPanelRows};
+    Tile::run(num_rows, data, weight.cols, activations, act_stride, Ahead{data + ahead_bytes, step_bytes(weight)}, to);
+  }
+  return panel_begin + streams * length;
+}
+
 // Rows [0, num_rows) times panels [panel_begin, panel_end).
 template <class Tile>
 static void run_tiles(const Weight& weight, const uint8_t* activations, int64_t num_rows, int64_t panel_begin,
@@ -227,6 +256,8 @@ static void run_tiles(const Weight& weight, const uint8_t* activations, int64_t 
   constexpr int64_t kStreamAheadBytes = 2048;
   const size_t act_stride = activation_bytes(weight.form, weight.cols);
   const int64_t num_tiles = (num_rows + Tile::kRows - 1) / Tile::kRows;
+  panel_begin = run_streams<Tile>(weight, activations, num_rows, panel_begin, panel_end, out, out_stride, bias,
+                                  kStreamAheadBytes);
   const int64_t block = num_tiles <= 1 ? panel_end - panel_begin : panels_of_block(weight, num_rows, act_stride);
   const int64_t step = step_bytes(weight);
   for (int64_t first = panel_begin; first < panel_end; first += block) {
@@ -254,9 +285,10 @@ static void run_tiles(const Weight& weight, const uint8_t* activations, int64_t 
 }
 
 // Chooses the instance for a tile's height.
-#define OCTAVO_TILE(name, function, rows)                                                                             \
+#define OCTAVO_TILE(name, function, rows, streams_of)                                                                            \
   struct name {                                                                                                       \
     static constexpr int64_t kRows = rows;                                                                            \
+    static constexpr int64_t streams(int64_t height) { return streams_of(height); }                                   \
     static inline void run(int64_t height, const uint8_t* panel, int64_t cols, const uint8_t* act, size_t stride,     \
                            Ahead ahead, const TileOut& to) {                                                          \
       switch (height) {                                                                                               \
@@ -272,12 +304,12 @@ static void run_tiles(const Weight& weight, const uint8_t* activations, int64_t 
     }                                                                                                                 \
   }
 
-OCTAVO_TILE(F32Tile, tile_f32, kFloatTileRows);
-OCTAVO_TILE(BF16Tile, tile_bf16, kFloatTileRows);
-OCTAVO_TILE(Int8Tile, tile_int8, kIntTileRows);
-OCTAVO_TILE(Int4Tile, tile_int4, kIntTileRows);
-OCTAVO_TILE(Int4MinTile, tile_int4_min, kIntTileRows);
-OCTAVO_TILE(W8A8Tile, tile_w8a8, kIntTileRows);
+OCTAVO_TILE(F32Tile, tile_f32, kFloatTileRows, float_streams);
+OCTAVO_TILE(BF16Tile, tile_bf16, kFloatTileRows, float_streams);
+OCTAVO_TILE(Int8Tile, tile_int8, kIntTileRows, int_streams);
+OCTAVO_TILE(Int4Tile, tile_int4, kIntTileRows, int_streams);
+OCTAVO_TILE(Int4MinTile, tile_int4_min, kIntTileRows, int_streams);
+OCTAVO_TILE(W8A8Tile, tile_w8a8, kIntTileRows, int_streams);
 
 #undef OCTAVO_TILE
 

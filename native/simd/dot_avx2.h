@@ -1,9 +1,9 @@
-// Tiles of `linear` for AVX2 with FMA: kernels/pack.h's panels times up to 8 (integers) or 4 (floats) activation rows.
+// Tiles of `linear` for AVX2 with FMA: kernels/pack.h's panels times up to 8 (integers) or 6 (floats) activation rows.
 //
 // A panel's 16 lanes are two registers, its halves. int4: vpmaddubsw of unsigned nibbles and signed activations; eight
 // steps of at most 2 * 15 * 127 stay below 2^15, so a group adds up in 16 bits and widens once. int8: 255 * 127 * 2
-// would not, so the weights' signs move to the activations (|w| <= 128: at most 32,512) and every step widens. All
-// of it exact: a group's sum equals the other instruction sets'.
+// would not, so the weights' signs move to the activations (at most 128 * 128 * 2, and that only below zero) and every
+// step widens. All of it exact: a group's sum equals the other instruction sets'.
 #pragma once
 
 #include <immintrin.h>
@@ -16,8 +16,14 @@
 namespace octavo {
 namespace OCTAVO_ISA_NS {
 
-constexpr int64_t kFloatTileRows = 4;
+// Streams of panels a tile of so few rows takes at once. An fma takes 4 cycles and two begin in one: below four rows a
+// panel's two sums a row wait for themselves.
+constexpr int64_t float_streams(int64_t rows) { return rows == 1 ? 4 : rows <= 3 ? 2 : 1; }
+constexpr int64_t int_streams(int64_t) { return 1; }
+
+constexpr int64_t kFloatTileRows = 6;
 constexpr int64_t kIntTileRows = 8;
+constexpr int kXorRows = 4;           // from so many rows of int8 on, signs move by dot_i8_two
 constexpr bool kPairsOfBF16 = false;  // activations of the bf16 form are rounded to it and kept as float
 
 static inline __m256i broadcast_i32(const uint8_t* p) {
@@ -46,6 +52,28 @@ static inline void dot_i8(__m256i& sum, __m256i weights, __m256i sizes, __m256i 
       : "x"(weights), "x"(sizes), "x"(ones), "m"(*reinterpret_cast<const int32_t*>(p)));
 }
 
+// The same of two rows, with the signs of `below` (all ones where a weight is negative) put on the activations by
+// x ^ below: -x is that + 1, so all of a step's sums lack the sizes of its negative weights. vpsignb would share the
+// two units of the products, vpxor has four.
+static inline void dot_i8_two(__m256i& sum, __m256i& next, __m256i below, __m256i sizes, __m256i ones,
+                              const uint8_t* p, const uint8_t* q) {
+  __m256i x, y;
+  asm("vpbroadcastd %7, %2\n\tvpbroadcastd %8, %3\n\tvpxor %4, %2, %2\n\tvpxor %4, %3, %3\n\t"
+      "vpmaddubsw %2, %5, %2\n\tvpmaddubsw %3, %5, %3\n\tvpmaddwd %6, %2, %2\n\tvpmaddwd %6, %3, %3\n\t"
+      "vpaddd %2, %0, %0\n\tvpaddd %3, %1, %1"
+      : "+x"(sum), "+x"(next), "=&x"(x), "=&x"(y)
+      : "x"(below), "x"(sizes), "x"(ones), "m"(*reinterpret_cast<const int32_t*>(p)),
+        "m"(*reinterpret_cast<const int32_t*>(q)));
+}
+
+static inline void dot_i8_one(__m256i& sum, __m256i below, __m256i sizes, __m256i ones, const uint8_t* p) {
+  __m256i x;
+  asm("vpbroadcastd %5, %1\n\tvpxor %2, %1, %1\n\tvpmaddubsw %1, %3, %1\n\tvpmaddwd %4, %1, %1\n\t"
+      "vpaddd %1, %0, %0"
+      : "+x"(sum), "=&x"(x)
+      : "x"(below), "x"(sizes), "x"(ones), "m"(*reinterpret_cast<const int32_t*>(p)));
+}
+
 static inline __m256 broadcast_f32(const uint8_t* p) {
   return _mm256_broadcast_ss(reinterpret_cast<const float*>(p));
 }
@@ -54,13 +82,30 @@ static inline __m256i load_bytes(const uint8_t* p) { return _mm256_loadu_si256(r
 
 static inline __m256 load_floats(const uint8_t* p) { return _mm256_loadu_ps(reinterpret_cast<const float*>(p)); }
 
+// Both halves of a row of sums += weights times the activation at p. One more written out: gcc 12 spills six rows of it.
+static inline void add_float(__m256& low_sum, __m256& high_sum, __m256 low, __m256 high, const uint8_t* p) {
+  __m256 x;
+  asm("vbroadcastss %5, %2\n\tvfmadd231ps %3, %2, %0\n\tvfmadd231ps %4, %2, %1"
+      : "+x"(low_sum), "+x"(high_sum), "=&x"(x)
+      : "x"(low), "x"(high), "m"(*reinterpret_cast<const float*>(p)));
+}
+
+// The even bf16 of pairs, and the odd ones: from memory each, since no register is free to keep both.
+static inline __m256 shifted(const uint8_t* p) { return _mm256_castsi256_ps(_mm256_slli_epi32(load_bytes(p), 16)); }
+
+static inline __m256 masked(const uint8_t* p, __m256 odd) {
+  __m256 out;
+  asm("vandps %2, %1, %0" : "=x"(out) : "x"(odd), "m"(*reinterpret_cast<const __m256_u*>(p)));
+  return out;
+}
+
 static inline __m256 load_f16(const uint8_t* p) {
   return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
 }
 
 // sums[2 r] and sums[2 r + 1] are the halves of row r.
 template <int R>
-static inline void store_tile(const __m256 (&sums)[2 * R], const TileOut& to) {
+OCTAVO_FLAT static inline void store_tile(const __m256 (&sums)[2 * R], const TileOut& to) {
   alignas(32) float bias[16] = {};
   if (to.bias != nullptr) __builtin_memcpy(bias, to.bias, static_cast<size_t>(to.lanes) * 4);
   each<R>([&](auto r) OCTAVO_FLAT {
@@ -83,58 +128,65 @@ static inline void store_tile(const __m256 (&sums)[2 * R], const TileOut& to) {
   });
 }
 
+// Rows of sums, 2 * R from `kFirst` on, += a panel's two registers times the activations `at` bytes into the rows.
+template <int R, int kFirst, int N>
+OCTAVO_FLAT static inline void add_floats(__m256 (&sums)[N], __m256 low, __m256 high, const uint8_t* const (&row)[R],
+                                          int64_t at) {
+  each<R>([&](auto r) OCTAVO_FLAT {
+    add_float(sums[kFirst + 2 * r], sums[kFirst + 2 * r + 1], low, high, row[r] + at);
+  });
+}
+
+// P streams of panels of floats times R rows: 12 sums at most, so that a panel's two registers and an activation fit
+// beside them.
+template <int R, int P, bool kBF16>
+static inline void tile_floats(const uint8_t* panel, int64_t cols, const uint8_t* act, size_t stride, Ahead ahead,
+                               const TileOut& to) {
+  const __m256 odd = _mm256_castsi256_ps(_mm256_set1_epi32(static_cast<int>(0xffff0000u)));
+  const int64_t gap = P == 1 ? 0 : to.panel_gap;
+  const uint8_t* row[R];
+  __m256 sums[2 * R * P];
+  each<R>([&](auto r) OCTAVO_FLAT { row[r] = act + static_cast<size_t>(r) * stride; });
+  each<2 * R * P>([&](auto i) OCTAVO_FLAT { sums[i] = _mm256_setzero_ps(); });
+  for (int64_t k = 0; k < cols; k += kBF16 ? 2 : 1, panel += 64, ahead.at += ahead.step) {
+    each<P>([&](auto p) OCTAVO_FLAT {
+      const uint8_t* from = panel + p * gap;
+      __builtin_prefetch(ahead.at + p * gap, 0, 3);
+      if constexpr (kBF16) {
+        add_floats<R, 2 * R * p>(sums, shifted(from), shifted(from + 32), row, 4 * k);
+        add_floats<R, 2 * R * p>(sums, masked(from, odd), masked(from + 32, odd), row, 4 * k + 4);
+      } else {
+        add_floats<R, 2 * R * p>(sums, load_floats(from), load_floats(from + 32), row, 4 * k);
+      }
+    });
+  }
+  each<P>([&](auto p) OCTAVO_FLAT {
+    __m256 part[2 * R];
+    each<2 * R>([&](auto i) OCTAVO_FLAT { part[i] = sums[2 * R * p + i]; });
+    store_tile<R>(part, to.of_stream(p));
+  });
+}
+
+template <int R, bool kBF16>
+static inline void tile_or_streams(const uint8_t* panel, int64_t cols, const uint8_t* act, size_t stride, Ahead ahead,
+                                   const TileOut& to) {
+  if (float_streams(R) > 1 && to.streams > 1) {
+    tile_floats<R, float_streams(R), kBF16>(panel, cols, act, stride, ahead, to);
+  } else {
+    tile_floats<R, 1, kBF16>(panel, cols, act, stride, ahead, to);
+  }
+}
+
 template <int R>
 static void tile_f32(const uint8_t* panel, int64_t cols, const uint8_t* act, size_t stride, Ahead ahead,
                      const TileOut& to) {
-  const uint8_t* row[R];
-  __m256 sums[2 * R];
-  each<R>([&](auto r) OCTAVO_FLAT {
-    row[r] = act + static_cast<size_t>(r) * stride;
-    sums[2 * r] = sums[2 * r + 1] = _mm256_setzero_ps();
-  });
-  for (int64_t k = 0; k < cols; ++k, panel += 64) {
-    ahead.fetch();
-    const __m256 low = load_floats(panel);
-    const __m256 high = load_floats(panel + 32);
-    each<R>([&](auto r) OCTAVO_FLAT {
-      const __m256 x = broadcast_f32(row[r] + 4 * k);
-      sums[2 * r] = _mm256_fmadd_ps(low, x, sums[2 * r]);
-      sums[2 * r + 1] = _mm256_fmadd_ps(high, x, sums[2 * r + 1]);
-    });
-  }
-  store_tile<R>(sums, to);
+  tile_or_streams<R, false>(panel, cols, act, stride, ahead, to);
 }
 
 template <int R>
 static void tile_bf16(const uint8_t* panel, int64_t cols, const uint8_t* act, size_t stride, Ahead ahead,
                       const TileOut& to) {
-  const __m256i odd = _mm256_set1_epi32(static_cast<int>(0xffff0000u));
-  const uint8_t* row[R];
-  __m256 sums[2 * R];
-  each<R>([&](auto r) OCTAVO_FLAT {
-    row[r] = act + static_cast<size_t>(r) * stride;
-    sums[2 * r] = sums[2 * r + 1] = _mm256_setzero_ps();
-  });
-  for (int64_t k = 0; k < cols; k += 2, panel += 64) {
-    ahead.fetch();
-    const __m256i low = load_bytes(panel);
-    const __m256i high = load_bytes(panel + 32);
-    const __m256 low0 = _mm256_castsi256_ps(_mm256_slli_epi32(low, 16));
-    const __m256 high0 = _mm256_castsi256_ps(_mm256_slli_epi32(high, 16));
-    each<R>([&](auto r) OCTAVO_FLAT {
-      const __m256 x = broadcast_f32(row[r] + 4 * k);
-      sums[2 * r] = _mm256_fmadd_ps(low0, x, sums[2 * r]);
-      sums[2 * r + 1] = _mm256_fmadd_ps(high0, x, sums[2 * r + 1]);
-    });
-    const __m256 low1 = _mm256_castsi256_ps(_mm256_and_si256(low, odd));
-    const __m256 high1 = _mm256_castsi256_ps(_mm256_and_si256(high, odd));
-    each<R>([&](auto r) OCTAVO_FLAT {
-      const __m256 x = broadcast_f32(row[r] + 4 * k + 4);
-      sums[2 * r] = _mm256_fmadd_ps(low1, x, sums[2 * r]);
-      sums[2 * r + 1] = _mm256_fmadd_ps(high1, x, sums[2 * r + 1]);
-    });
-  }
-  store_tile<R>(sums, to);
+  tile_or_streams<R, true>(panel, cols, act, stride, ahead, to);
 }
 
 // sum += dot * (scales of the lanes * scale of the activation at `act`).
@@ -143,11 +195,37 @@ static inline void add_scaled(__m256& sum, __m256i dot, __m256 scales, const uin
   sum = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot), scale, sum);
 }
 
+// One step of 8 lanes of int8 for R rows. `lacking`: 16-bit sums of what dot_i8_two leaves out, at most 256 a step.
+template <int R>
+static inline void step_i8(__m256i (&dots)[R], __m256i& lacking, const uint8_t* panel, const uint8_t* const (&row)[R],
+                           int at) {
+  const __m256i weights = _mm256_xor_si256(load_bytes(panel), _mm256_set1_epi8(static_cast<char>(0x80)));
+  const __m256i sizes = _mm256_abs_epi8(weights);
+  const __m256i ones = _mm256_set1_epi16(1);
+  if constexpr (R < kXorRows) {
+    each<R>([&](auto r) OCTAVO_FLAT { dot_i8(dots[r], weights, sizes, ones, row[r] + at); });
+  } else {
+    const __m256i below = _mm256_cmpgt_epi8(_mm256_setzero_si256(), weights);
+    each<R / 2>([&](auto two) OCTAVO_FLAT {
+      dot_i8_two(dots[2 * two], dots[2 * two + 1], below, sizes, ones, row[2 * two] + at, row[2 * two + 1] + at);
+    });
+    if constexpr (R % 2 != 0) dot_i8_one(dots[R - 1], below, sizes, ones, row[R - 1] + at);
+    __m256i x;
+    asm("vpmaddubsw %2, %3, %1\n\tvpsubw %1, %0, %0" : "+x"(lacking), "=&x"(x) : "x"(below), "x"(sizes));
+  }
+}
+
+template <int R>
+static inline void add_lacking(__m256i (&dots)[R], __m256i lacking) {
+  if constexpr (R >= kXorRows) {
+    const __m256i sum = _mm256_madd_epi16(lacking, _mm256_set1_epi16(1));
+    each<R>([&](auto r) OCTAVO_FLAT { dots[r] = _mm256_add_epi32(dots[r], sum); });
+  }
+}
+
 template <int R>
 static void tile_int8(const uint8_t* panel, int64_t cols, const uint8_t* act, size_t stride, Ahead ahead,
                       const TileOut& to) {
-  const __m256i offset = _mm256_set1_epi8(static_cast<char>(0x80));
-  const __m256i ones = _mm256_set1_epi16(1);
   const uint8_t* row[R];
   __m256 sums[2 * R];
   each<R>([&](auto r) OCTAVO_FLAT {
@@ -158,12 +236,10 @@ static void tile_int8(const uint8_t* panel, int64_t cols, const uint8_t* act, si
     ahead.fetch();
     each<2>([&](auto half) OCTAVO_FLAT {
       __m256i dots[R];
+      __m256i lacking = _mm256_setzero_si256();
       each<R>([&](auto r) OCTAVO_FLAT { dots[r] = _mm256_setzero_si256(); });
-      each<8>([&](auto step) OCTAVO_FLAT {
-        const __m256i weights = _mm256_xor_si256(load_bytes(panel + 64 * step + 32 * half), offset);
-        const __m256i sizes = _mm256_abs_epi8(weights);
-        each<R>([&](auto r) OCTAVO_FLAT { dot_i8(dots[r], weights, sizes, ones, row[r] + 4 * step); });
-      });
+      each<8>([&](auto step) OCTAVO_FLAT { step_i8<R>(dots, lacking, panel + 64 * step + 32 * half, row, 4 * step); });
+      add_lacking<R>(dots, lacking);
       const __m256 scales = load_f16(panel + kInt8ScaleAt + 16 * half);
       each<R>([&](auto r) OCTAVO_FLAT { add_scaled(sums[2 * r + half], dots[r], scales, row[r]); });
     });
@@ -244,6 +320,7 @@ static void tile_w8a8(const uint8_t* panel, int64_t cols, const uint8_t* act, si
     each<2>([&](auto half) OCTAVO_FLAT {
       const uint8_t* row[R];
       __m256i dots[R];
+      __m256i lacking = _mm256_setzero_si256();
       each<R>([&](auto r) OCTAVO_FLAT {
         row[r] = act + static_cast<size_t>(r) * stride + k;
         dots[r] = whole[2 * r + half];
@@ -251,13 +328,10 @@ static void tile_w8a8(const uint8_t* panel, int64_t cols, const uint8_t* act, si
       const uint8_t* from = panel + 32 * half;
       for (int64_t group = 0; group < groups; ++group, from += kW8A8GroupBytes) {
         if (half == 0) ahead.fetch();
-        each<8>([&](auto step) OCTAVO_FLAT {
-          const __m256i weights = _mm256_xor_si256(load_bytes(from + 64 * step), offset);
-          const __m256i sizes = _mm256_abs_epi8(weights);
-          each<R>([&](auto r) OCTAVO_FLAT { dot_i8(dots[r], weights, sizes, ones, row[r] + 4 * step); });
-        });
+        each<8>([&](auto step) OCTAVO_FLAT { step_i8<R>(dots, lacking, from + 64 * step, row, 4 * step); });
         each<R>([&](auto r) OCTAVO_FLAT { row[r] += kGroup; });
       }
+      add_lacking<R>(dots, lacking);
       each<R>([&](auto r) OCTAVO_FLAT { whole[2 * r + half] = dots[r]; });
     });
     panel += groups * kW8A8GroupBytes;

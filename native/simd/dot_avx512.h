@@ -16,6 +16,10 @@
 namespace octavo {
 namespace OCTAVO_ISA_NS {
 
+// Streams of panels a tile of so few rows takes at once.
+constexpr int64_t float_streams(int64_t) { return 1; }
+constexpr int64_t int_streams(int64_t) { return 1; }
+
 constexpr int64_t kFloatTileRows = 8;
 constexpr int64_t kIntTileRows = 8;
 constexpr bool kPairsOfBF16 = true;  // activations of the bf16 form stay bf16

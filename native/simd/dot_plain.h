@@ -12,6 +12,10 @@
 namespace octavo {
 namespace OCTAVO_ISA_NS {
 
+// Streams of panels a tile of so few rows takes at once.
+constexpr int64_t float_streams(int64_t) { return 1; }
+constexpr int64_t int_streams(int64_t) { return 1; }
+
 constexpr int64_t kFloatTileRows = 2;
 constexpr int64_t kIntTileRows = 8;   // more rows share one unpacking of the weights
 constexpr bool kPairsOfBF16 = false;  // activations of the bf16 form are rounded to it and kept as float
