@@ -15,7 +15,9 @@ TensorType tensor_type_from(const std::string& name) {
   if (name == "Q8_0") return TensorType::kQ8_0;
   if (name == "Q4_0") return TensorType::kQ4_0;
   if (name == "Q4_1") return TensorType::kQ4_1;
-  throw std::invalid_argument("tensor type " + name + " cannot be packed; known: F32, F16, BF16, I8, Q8_0, Q4_0, Q4_1");
+  if (name == "Q6_K") return TensorType::kQ6_K;
+  throw std::invalid_argument("tensor type " + name +
+                              " cannot be packed; known: F32, F16, BF16, I8, Q8_0, Q4_0, Q4_1, Q6_K");
 }
 
 Form form_from(const std::string& name) {
@@ -62,16 +64,19 @@ BlockShape block_shape(TensorType type) {
     case TensorType::kQ8_0: return {32, 34};
     case TensorType::kQ4_0: return {32, 18};
     case TensorType::kQ4_1: return {32, 20};
+    case TensorType::kQ6_K: return {256, 210};
   }
   return {1, 4};
 }
 
-// Everything can be rounded to w8a8. Else quantised values keep their bits: they become the integer form of their width.
+// Everything can be rounded to w8a8. Else quantised values become the integer form of their width, and keep their bits;
+// six bits have no form of their own and are rounded to int8.
 bool can_become(TensorType type, Form form) {
   if (form == Form::kW8A8) return true;
   switch (type) {
     case TensorType::kI8: return false;
-    case TensorType::kQ8_0: return form == Form::kInt8;
+    case TensorType::kQ8_0:
+    case TensorType::kQ6_K: return form == Form::kInt8;
     case TensorType::kQ4_0:
     case TensorType::kQ4_1: return form == Form::kInt4;
     default: return form == Form::kF32 || form == Form::kBF16;

@@ -15,7 +15,7 @@ constexpr int64_t kPanelRows = 16;
 enum class Form : uint8_t { kF32, kBF16, kInt8, kInt4, kW8A8 };
 
 // How the bytes of a tensor lie in its file. kI8: int8 whose scales, one a row, are a tensor of their own.
-enum class TensorType : uint8_t { kF32, kF16, kBF16, kI8, kQ8_0, kQ4_0, kQ4_1 };
+enum class TensorType : uint8_t { kF32, kF16, kBF16, kI8, kQ8_0, kQ4_0, kQ4_1, kQ6_K };
 
 struct FileTensor {
   const uint8_t* bytes;

@@ -1,6 +1,7 @@
 // panel_bytes, pack, unpack_row: from a file's bytes to the panels of kernels/pack.h and back. int8 and int4 keep their
-// file's integers and f16 scales, w8a8 those of an I8 tensor; floats round to nearest even. Only a w8a8 made of another
-// type is requantised: its rows as float32, one scale a row. Plain C++: a model is packed once, by all threads.
+// file's integers and f16 scales, w8a8 those of an I8 tensor; floats round to nearest even. Requantised, from its values
+// as float32, is only a w8a8 made of another type, one scale a row, and an int8 made of Q6_K, one scale a group. Plain
+// C++: a model is packed once, by all threads.
 #pragma once
 
 #include <stddef.h>
@@ -40,6 +41,16 @@ static inline float float_of_f16(uint16_t half) {
   const float subnormal = static_cast<float>(static_cast<int32_t>(rest)) * 5.9604644775390625e-8f;
   const uint32_t moved = (rest << 13) + (rest >= 0x7c00u ? 0x70000000u : 0x38000000u);
   return float_of_bits(sign | (rest < 0x400u ? bits_of_float(subnormal) : moved));
+}
+
+// To nearest even, of x >= 0. What is beyond the largest half becomes infinity, NaN stays NaN.
+static inline uint16_t f16_of_float(float x) {
+  const uint32_t bits = bits_of_float(x);
+  if (bits > 0x7f800000u) return 0x7e00u;
+  if (bits >= 0x477ff000u) return 0x7c00u;
+  // Below the smallest normal half a sum with 1/2 leaves multiples of 2^-24, which count the subnormals.
+  if (bits < 0x38800000u) return static_cast<uint16_t>(bits_of_float(x + 0.5f) - 0x3f000000u);
+  return static_cast<uint16_t>((bits + 0xfffu + ((bits >> 13) & 1u) - 0x38000000u) >> 13);
 }
 
 static inline uint16_t read_u16(const uint8_t* p) {
@@ -189,8 +200,50 @@ static inline void file_floats(const uint8_t* row, int64_t k, int64_t count, flo
       out[i] = kMin ? scale * low + minimum : scale * low;
       out[16 + i] = kMin ? scale * high + minimum : scale * high;
     }
+  } else if constexpr (kType == TensorType::kQ6_K) {
+    // 256 values: 128 bytes of low nibbles, 64 of upper pairs of bits, 16 int8 scales, f16 scale. A half of 128 values
+    // is four groups of 32: two in low nibbles, two in high ones, a pair of bits of one byte for each.
+    const uint8_t* block = row + k / 256 * 210;
+    const int64_t half = k % 256 / 128, group = k % 128 / 32;
+    const uint8_t* low = block + 64 * half + 32 * (group & 1);
+    const uint8_t* high = block + 128 + 32 * half;
+    const uint8_t* scales = block + 192 + 8 * half + 2 * group;
+    const float scale = read_f16(block + 208);
+    for (int64_t i = 0; i < count; ++i) {
+      const int nibble = group < 2 ? low[i] & 15 : low[i] >> 4;
+      const int q = (nibble | ((high[i] >> (2 * group)) & 3) << 4) - 32;
+      out[i] = scale * static_cast<float>(static_cast<int8_t>(scales[i / 16])) * static_cast<float>(q);
+    }
   } else {
     for (int64_t i = 0; i < count; ++i) out[i] = file_float<kType>(row, k + i);
+  }
+}
+
+// A group of 32 to int8 with the f16 scale nearest to max / 127, which all of them are divided by.
+static void pack_q6_panel(const uint8_t* raw, const Weight& out, int64_t panel) {
+  const int64_t file_row = out.cols / 256 * 210;
+  const int64_t first = panel * kPanelRows;
+  const int64_t present = out.rows - first < kPanelRows ? out.rows - first : kPanelRows;
+  uint8_t* base = out.data + static_cast<size_t>(panel) * out.panel_bytes;
+  memset(base, 0, out.panel_bytes);
+  for (int64_t lane = 0; lane < present; ++lane) {
+    const uint8_t* row = raw + (first + lane) * file_row;
+    uint8_t* group = base;
+    for (int64_t k = 0; k < out.cols; k += kGroup, group += kInt8GroupBytes) {
+      float values[kGroup];
+      file_floats<TensorType::kQ6_K>(row, k, kGroup, values);
+      const float top = float_of_bits(static_cast<uint32_t>(max_abs_bits(values, kGroup)));
+      const uint16_t scale = f16_of_float(top / 127.0f);
+      const float step = float_of_f16(scale);
+      // A scale of so few bits may be too small by a part: what does not fit 127 steps then stops there.
+      const bool is_regular = step > 0.0f && scale < 0x7c00u;
+      for (int64_t i = 0; i < kGroup; ++i) {
+        float q = is_regular ? values[i] / step : 0.0f;
+        q = q > 127.0f ? 127.0f : q < -127.0f ? -127.0f : q;
+        group[64 * (i / 4) + 4 * lane + i % 4] = static_cast<uint8_t>(round_to_int8(q, 1.0f) + 128);
+      }
+      memcpy(group + kInt8ScaleAt + 2 * lane, &scale, 2);
+    }
   }
 }
 
@@ -236,6 +289,7 @@ static inline int64_t row_bytes(TensorType type, int64_t cols) {
     case TensorType::kQ8_0: return cols / kGroup * 34;
     case TensorType::kQ4_0: return cols / kGroup * 18;
     case TensorType::kQ4_1: return cols / kGroup * 20;
+    case TensorType::kQ6_K: return cols / 256 * 210;
   }
   return 0;
 }
@@ -274,6 +328,7 @@ static void pack_w8a8(const FileTensor& from, const Weight& out, int64_t panel) 
     case TensorType::kQ8_0: pack_w8a8_panel<TensorType::kQ8_0>(from, out, panel); break;
     case TensorType::kQ4_0: pack_w8a8_panel<TensorType::kQ4_0>(from, out, panel); break;
     case TensorType::kQ4_1: pack_w8a8_panel<TensorType::kQ4_1>(from, out, panel); break;
+    case TensorType::kQ6_K: pack_w8a8_panel<TensorType::kQ6_K>(from, out, panel); break;
   }
 }
 
@@ -292,6 +347,7 @@ static void pack(const FileTensor& from, const Weight& out, int64_t panel_begin,
       case TensorType::kQ8_0: pack_int8_panel(raw, out, panel); break;
       case TensorType::kQ4_0:
       case TensorType::kQ4_1: pack_int4_panel(raw, out, panel); break;
+      case TensorType::kQ6_K: pack_q6_panel(raw, out, panel); break;
     }
   }
 }

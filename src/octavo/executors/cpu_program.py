@@ -1,8 +1,8 @@
 """Lowers a traced program to the native one: packs its weights, numbers its buffers, emits its operations.
 
 Refuses what the kernels do not have. Invariants: each parameter is packed once, whoever shares it; what the file holds
-quantised keeps its bits (Q4 becomes int4, Q8 int8, I8 w8a8), unless w8a8 is asked for, which every matrix that is
-multiplied with then becomes; norms, biases and sinks are float32.
+quantised keeps its bits (Q4 becomes int4, Q8 int8, I8 w8a8; Q6 is rounded to int8), unless w8a8 is asked for, which
+every matrix that is multiplied with then becomes; norms, biases and sinks are float32.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from octavo.program.parameters import ParameterSource
 
 logger = logging.getLogger(__name__)
 
-QUANTISED_FORMS = {"Q4_0": "int4", "Q4_1": "int4", "Q8_0": "int8", "I8": "w8a8"}
+QUANTISED_FORMS = {"Q4_0": "int4", "Q4_1": "int4", "Q8_0": "int8", "Q6_K": "int8", "I8": "w8a8"}
 MAX_W8A8_COLS = 65536  # a sum over so many products of int8 fits 32 bits
 FLOAT_TYPES = ("F32", "F16", "BF16")
 

@@ -1,7 +1,8 @@
 """Turns a tensor's bytes into float32. The plain meaning of each type; never optimised beyond numpy.
 
 Q8_0, Q4_0 and Q4_1 keep blocks of 32 along the last axis; a block's nibbles hold elements 0..15 in the low halves and
-16..31 in the high ones. Arithmetic is float32, one product then one sum, as every other reader rounds.
+16..31 in the high ones. Q6_K keeps blocks of 256, a value in two places. Arithmetic is float32, one product
+then one sum, as every other reader rounds.
 """
 
 from __future__ import annotations
@@ -64,4 +65,13 @@ def _q4_1(blocks: Bytes) -> Floats:
     return _nibbles(blocks[:, 4:]) * _half(blocks[:, :2]) + _half(blocks[:, 2:4])
 
 
-_BLOCKS = {"Q8_0": _q8_0, "Q4_0": _q4_0, "Q4_1": _q4_1}
+def _q6_k(blocks: Bytes) -> Floats:
+    """A half of a block is four groups of 32: two in low nibbles, two in high ones, and 2 bits a value above."""
+    low = blocks[:, :128].reshape(-1, 2, 1, 2, 32) >> np.array([0, 4], np.uint8).reshape(1, 1, 2, 1, 1) & 15
+    high = blocks[:, 128:192].reshape(-1, 2, 1, 32) >> np.array([0, 2, 4, 6], np.uint8).reshape(1, 1, 4, 1) & 3
+    values = (low.reshape(-1, 2, 4, 32) | high << 4).astype(np.float32) - np.float32(32)
+    scales = blocks[:, 192:208].view(np.int8).astype(np.float32) * _half(blocks[:, 208:])
+    return values.reshape(-1, 16, 16) * scales.reshape(-1, 16, 1)
+
+
+_BLOCKS = {"Q8_0": _q8_0, "Q4_0": _q4_0, "Q4_1": _q4_1, "Q6_K": _q6_k}

@@ -18,6 +18,7 @@ BLOCK_LAYOUT: Final[dict[TensorType, tuple[int, int]]] = {
     "Q8_0": (32, 2 + 32),  # scale f16, 32 int8
     "Q4_0": (32, 2 + 16),  # scale f16, 32 nibbles
     "Q4_1": (32, 2 + 2 + 16),  # scale f16, minimum f16, 32 nibbles
+    "Q6_K": (256, 128 + 64 + 16 + 2),  # nibbles, upper pairs of bits, int8 scales of 16 values each, scale f16
 }
 
 

@@ -190,8 +190,8 @@ HOSTILE: dict[str, tuple[Callable[[], bytes], str]] = {
         "tensor type 77 is not supported; supported are F32",
     ),
     "known but unreadable type": (
-        lambda: maker(Tensor("a", (256,), "Q6_K")).bytes(),
-        "tensor a: tensor type Q6_K is not supp",
+        lambda: maker(Tensor("a", (256,), "Q4_K")).bytes(),
+        "tensor a: tensor type Q4_K is not supp",
     ),
     "removed tensor type": (lambda: maker(Tensor("a", (32,), 4)).bytes(), "tensor type 4"),
     "rows of part blocks": (

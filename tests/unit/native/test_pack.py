@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gguf
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from octavo import _native
-from support.weights import HELD_AS, hold, to_bf16
+from support.weights import HELD_AS, hold, round_rows, to_bf16
 
 ISAS = _native.available_isas()
 SIZE_TOLERANCE = 1.05  # of the file's bytes, for whole panels
@@ -82,6 +84,60 @@ def test_an_int8_of_minus_128_survives(isa: str) -> None:
     out = np.zeros((1, 16), np.float32)
     ops.linear(packed, x, None, out)
     np.testing.assert_array_equal(out, np.float32(128 * 127 * 32))
+
+
+def q6_k(rows: int, cols: int, scale: npt.NDArray[np.float16]) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.float32]]:
+    """Random blocks with the given scales, one a block, and what the gguf package makes of them."""
+    blocks = np.random.default_rng(rows).integers(0, 256, (rows, cols // 256, 210), np.uint8)
+    blocks[..., 208:] = scale.reshape(rows, cols // 256, 1).view(np.uint8)
+    raw = blocks.reshape(rows, -1)
+    with np.errstate(invalid="ignore"):  # a scale may be infinite
+        return raw.reshape(-1), gguf.quants.dequantize(raw, gguf.GGMLQuantizationType.Q6_K)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize(
+    "size", [1e-3, 3e-7, 1.0]
+)  # the second is near the least half: scales of a group are subnormal
+def test_six_bits_become_the_nearest_int8_of_a_group(isa: str, size: float) -> None:
+    rows, cols = 33, 768
+    scale = (size * (1 + np.arange(rows * cols // 256) / 7)).astype(np.float16)
+    raw, values = q6_k(rows, cols, scale)
+    groups = values.reshape(rows, -1, 32)
+    steps = (np.abs(groups).max(-1, keepdims=True) / np.float32(127)).astype(np.float16).astype(np.float32)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        q = np.where(steps > 0, np.clip(np.rint(groups / steps), -127, 127), 0).astype(np.float32)
+    expected = (q * steps).reshape(rows, cols)
+    ops = _native.Ops(isa)
+    packed = ops.pack(raw, "Q6_K", "int8", rows, cols)
+    out = np.zeros(cols, np.float32)
+    for row in range(rows):
+        ops.unpack_row(packed, row, out)
+        np.testing.assert_array_equal(out, expected[row])
+    if size == 1e-3:
+        assert np.abs(expected - values).max() <= 0.51 * steps.max()
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_six_bits_become_w8a8_by_their_values(isa: str) -> None:
+    raw, values = q6_k(17, 512, np.full(34, 0.01, np.float16))
+    q, scales = round_rows(values)
+    ops = _native.Ops(isa)
+    packed = ops.pack(raw, "Q6_K", "w8a8", 17, 512)
+    out = np.zeros(512, np.float32)
+    for row in range(17):
+        ops.unpack_row(packed, row, out)
+        np.testing.assert_array_equal(out, (q * scales)[row])
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("scale", [np.nan, np.inf])
+def test_six_bits_with_a_hostile_scale_stay_not_a_number(isa: str, scale: float) -> None:
+    raw, _ = q6_k(1, 256, np.array([scale], np.float16))
+    ops = _native.Ops(isa)
+    out = np.zeros(256, np.float32)
+    ops.unpack_row(ops.pack(raw, "Q6_K", "int8", 1, 256), 0, out)
+    assert not np.isfinite(out).any()
 
 
 def test_a_type_is_packed_only_into_the_forms_that_keep_its_values() -> None:
