@@ -22,7 +22,11 @@ class Quiet:
         if self._process is None and self._command:
             self._process = subprocess.Popen(self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
             assert self._process.stdout is not None
-            self._process.stdout.readline()
+            try:
+                self._process.stdout.readline()
+            except BaseException:
+                self._process.terminate()  # it waits for its turn, which nobody wants any more
+                raise
             self._since = time.perf_counter()
 
     def __exit__(

@@ -13,6 +13,7 @@ import pytest
 
 from contestants.base import WORKERS, Failed, Format, WorkerContestant, run_on
 from contestants.catalog import Absent, Places, all_of
+from contestants.quiet import Quiet
 from contestants.results import Entry, Results
 from contestants.roofline import Limits, best_figure, decode_step_seconds, prefill_seconds, product_seconds
 from contestants.rows import ROWS, SHAPES, SHARED, SIXTEEN, Load, Row, chosen
@@ -313,3 +314,29 @@ def test_a_start_is_measured_on_a_process_of_its_own(worker: WorkerContestant) -
     assert 0 < figures["ready"] < figures["first_answer"]
     assert figures["peak_memory"] > 1e6
     assert worker._process is None
+
+
+# -- quiet -----------------------------------------------------------------------------------------------------------------
+
+
+def test_quiet_waits_for_the_first_line_and_ends_by_end_of_input(tmp_path: Path) -> None:
+    mark = tmp_path / "over"
+    quiet = Quiet(f"sh -c 'echo; cat; touch {mark}'")
+    with quiet:
+        assert not mark.exists()
+    assert not mark.exists()  # others get their turn after a while, not after each measurement
+    quiet.end()
+    assert mark.exists()
+
+
+def test_quiet_that_is_interrupted_while_it_waits_leaves_nothing_behind() -> None:
+    quiet = Quiet("sleep 1000")
+    previous = signal.signal(signal.SIGALRM, lambda *_: sys.exit(1))
+    signal.setitimer(signal.ITIMER_REAL, 0.05)
+    try:
+        with pytest.raises(SystemExit), quiet:
+            raise AssertionError("it never says that it is ready")
+    finally:
+        signal.signal(signal.SIGALRM, previous)
+    quiet.end()
+    assert quiet._process is None
