@@ -74,6 +74,7 @@ class Ops {
     require(static_cast<int64_t>(out.shape(0)) == rows && static_cast<int64_t>(out.shape(1)) >= weight.rows,
             "out: needs a row a row of x, and at least weight.rows columns");
     require(!bias || static_cast<int64_t>(bias->shape(0)) == weight.rows, "bias: needs weight.rows entries");
+    const nb::gil_scoped_release release;
     const size_t stride = kernels_->activation_bytes(weight.form, weight.cols);
     Scratch rounded(stride * static_cast<size_t>(rows) + 64);
     for (int64_t r = 0; r < rows; ++r) {
@@ -97,6 +98,7 @@ class Ops {
     same_shape(x, out);
     const int64_t group = extent(weight, 0);
     require(group > 0 && extent(x, 1) % group == 0, "weight: its length divides x's columns");
+    const nb::gil_scoped_release release;
     kernels_->rms_norm(x.data(), extent(x, 1), weight.data(), group, extent(x, 1), eps, extent(x, 0), out.data(),
                        extent(out, 1));
   }
@@ -163,6 +165,7 @@ class Ops {
     check_tables(arena, query_start_loc, seq_lens, block_tables, window);
     const StepQueries queries{num_seqs, query_start_loc.data(), seq_lens.data(), block_tables.data(), nullptr,
                               extent(block_tables, 1), arena.block_size()};
+    const nb::gil_scoped_release release;
     AttendSchedule schedule;
     schedule.build(queries, {kv.num_kv_heads, heads, kv.dim, window}, num_threads, share_prefixes);
     Scratch scratch(kernels_->attend_scratch_bytes(heads > kRowsPerGroup ? heads : kRowsPerGroup, kv.dim));

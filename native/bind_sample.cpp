@@ -98,8 +98,11 @@ class Sampler {
     Ids top_ids(num_top > 0 ? static_cast<size_t>(num_top) : 0, -1);
     std::vector<float> logprobs(num_top >= 0 ? ids.size() : 0);
     std::vector<float> top_logprobs(top_ids.size());
-    const SampleStatus status = kernels_->sample(
-        row, vocab_size_, scratch_, SampleOut{ids.data(), logprobs.data(), top_ids.data(), top_logprobs.data()});
+    const SampleOut out{ids.data(), logprobs.data(), top_ids.data(), top_logprobs.data()};
+    const SampleStatus status = [&] {
+      const nb::gil_scoped_release release;
+      return kernels_->sample(row, vocab_size_, scratch_, out);
+    }();
     return {status_name(status), ids, logprobs, top_ids, top_logprobs};
   }
 

@@ -10,6 +10,9 @@
 
 namespace octavo {
 
+// What multiplies: floats, pairs of bf16 into a float, or bytes into an integer.
+enum class Unit : uint8_t { kFloats, kPairs, kBytes };
+
 enum class Activation : uint8_t { kSilu, kGelu, kGeluTanh, kRelu };
 
 struct Kernels {
@@ -89,6 +92,11 @@ struct Kernels {
   // Log-probabilities of ids [num_ids] and the num_top best, from the model's own logits [vocab_size].
   SampleStatus (*token_logprobs)(const float* logits, int64_t vocab_size, const int32_t* ids, int64_t num_ids,
                                  float* logprobs, int64_t num_top, int32_t* top_ids, float* top_logprobs);
+
+  // --- the processor's limits (kernels/limits-inl.h) ---
+
+  // Multiplies and adds in registers alone, as fast as it goes; returns the operations done, two a product.
+  int64_t (*spin)(Unit unit, int64_t rounds);
 };
 
 }  // namespace octavo

@@ -14,5 +14,6 @@ NB_MODULE(_native, m) {
   octavo::bind_arena(m);
   octavo::bind_program(m);
   octavo::bind_ops(m);
+  octavo::bind_limits(m);
   octavo::bind_sample(m);
 }

@@ -18,6 +18,7 @@
 #include "kernels/attention-inl.h"
 #include "kernels/elementwise-inl.h"
 #include "kernels/kv-inl.h"
+#include "kernels/limits-inl.h"
 #include "kernels/linear-inl.h"  // activation_bytes, round_activation, linear
 #include "kernels/norm-inl.h"
 #include "kernels/pack-inl.h"  // panel_bytes, pack, unpack_row
@@ -51,6 +52,7 @@ static Kernels make_table() {
   table.sample_scratch_bytes = &sample_scratch_bytes;
   table.sample = &sample;
   table.token_logprobs = &token_logprobs;
+  table.spin = &spin;
   return table;
 }
 
