@@ -69,7 +69,7 @@ class Figure:
 
 def run_load(engine: Engine, load: Load, seed: int) -> Timing:
     """Submits the load and steps the engine until it is done."""
-    for prompt in _prompts(load, engine.info.vocab_size, seed):
+    for prompt in load_prompts(load, engine.info.vocab_size, seed):
         engine.add_request(EngineRequest(new_request_id(), prompt, _sampling(load.num_new_tokens)))
     first_token_of: set[str] = set()
     num_decoded, num_steps = 0, 0
@@ -143,7 +143,7 @@ def step_bytes(engine: Engine, load: Load) -> float:
     return info.weight_bytes + load.num_streams * mean_tokens * info.kv_bytes_per_block / info.block_size
 
 
-def _prompts(load: Load, vocab_size: int, seed: int) -> list[tuple[int, ...]]:
+def load_prompts(load: Load, vocab_size: int, seed: int) -> list[tuple[int, ...]]:
     """Random tokens; the first tenth of the vocabulary is left out, where families keep their special tokens."""
     draw = random.Random(f"{seed}/{load}")
     low = vocab_size // 10

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import io
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from importlib import import_module
 from typing import Any, NoReturn
@@ -28,20 +28,23 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "ls": ("octavo.cli.models", "List the models kept here."),
     "rm": ("octavo.cli.models", "Delete a model kept here."),
     "blocks": ("octavo.cli.blocks", "Show, step by step, how a KV cache is paged."),
-    "bench": ("octavo.cli.bench", "Measure a model's speed on this machine."),
+    "bench": ("octavo.cli.bench", "Measure an engine, a server or the kernels."),
 }
 
 
-class OctavoGroup(click.Group):
-    """Commands by name, imported late; every way out of the program in one place."""
+class LateGroup(click.Group):
+    """Commands by name, imported when they are called. `table` is theirs, `kind` what one is called."""
+
+    table: Mapping[str, tuple[str, str]] = {}
+    kind = "command"
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
-        return list(COMMANDS)
+        return list(self.table)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
-        if cmd_name not in COMMANDS:
+        if cmd_name not in self.table:
             return None
-        module, _ = COMMANDS[cmd_name]
+        module, _ = self.table[cmd_name]
         command: click.Command = getattr(import_module(module), f"{cmd_name}_command")
         return command
 
@@ -54,15 +57,21 @@ class OctavoGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args and not args[0].startswith("-") and args[0] not in COMMANDS:
-            near = get_close_matches(args[0], COMMANDS, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(COMMANDS)}"
-            raise click.UsageError(f"there is no command {args[0]!r}; {hint}", ctx)
+        if args and not args[0].startswith("-") and args[0] not in self.table:
+            near = get_close_matches(args[0], self.table, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(self.table)}"
+            raise click.UsageError(f"there is no {self.kind} {args[0]!r}; {hint}", ctx)
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, words) for name, (_, words) in COMMANDS.items()])
+        with formatter.section(f"{self.kind.capitalize()}s"):
+            formatter.write_dl([(name, words) for name, (_, words) in self.table.items()])
+
+
+class OctavoGroup(LateGroup):
+    """Every way out of the program in one place."""
+
+    table = COMMANDS
 
     def main(
         self,

@@ -11,7 +11,6 @@ from octavo.bench.measure import Figure, Load, measure_decode, measure_prefill, 
 from octavo.config import EngineConfig
 from octavo.engine.build import build_engine
 from octavo.engine.engine import Engine
-from support.cli_runner import run
 
 SMALL = Load(num_streams=3, num_prompt_tokens=10, num_new_tokens=5)
 
@@ -79,32 +78,3 @@ def test_anonymous_memory_counts_what_was_written() -> None:
     held = bytearray(b"\x01") * (64 << 20)
     assert anonymous_bytes() - before > 48 << 20
     assert len(held) == 64 << 20
-
-
-def test_bench_prints_a_table_or_one_json_line() -> None:
-    arguments = (
-        "bench",
-        "fake",
-        "--streams",
-        "2",
-        "--prompt-tokens",
-        "8",
-        "--new-tokens",
-        "4",
-        "--prefill",
-        "16",
-        "--repeats",
-        "2",
-    )
-    shown = run(*arguments)
-    assert shown.exit_code == 0, shown.stderr
-    assert "decode, 2 streams" in shown.stdout
-    assert "prefill, 16 tokens" in shown.stdout
-    figures = json.loads(run(*arguments, "--json").stdout)["figures"]
-    assert set(figures) == {"decode, 2 streams", "engine outside the kernels, 2", "prefill, 16 tokens"}
-
-
-def test_bench_refuses_more_than_the_model_takes() -> None:
-    result = run("bench", "fake", "--prefill", "64", "--streams", "1", "--kv-cache-memory-bytes", "1")
-    assert result.exit_code == 1
-    assert result.stderr.count("\n") == 1
