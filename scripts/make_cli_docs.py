@@ -37,16 +37,19 @@ def page() -> str:
     return "\n".join([HEADER, *_commands(), *_not_here()]) + "\n"
 
 
-def _commands() -> Iterator[str]:
-    group = click.Context(cli, info_name="octavo")
-    for name in cli.list_commands(group):
-        command = cli.get_command(group, name)
+def _commands(group: click.Group = cli, above: click.Context | None = None) -> Iterator[str]:
+    """Of a group, each followed by its own where it is a group itself."""
+    context = above or click.Context(group, info_name="octavo")
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
         assert command is not None
-        context = click.Context(command, info_name=name, parent=group)
-        yield f"## octavo {name}\n"
-        yield f"```\n{' '.join(['octavo', name, *command.collect_usage_pieces(context)])}\n```\n"
+        inner = click.Context(command, info_name=name, parent=context)
+        yield f"{'#' if above else ''}## {inner.command_path}\n"
+        yield f"```\n{' '.join([inner.command_path, *command.collect_usage_pieces(inner)])}\n```\n"
         yield f"{_paragraphs(command.help or '')}\n"
-        yield from _options(command, context)
+        yield from _options(command, inner)
+        if isinstance(command, click.Group):
+            yield from _commands(command, inner)
 
 
 def _options(command: click.Command, context: click.Context) -> Iterator[str]:

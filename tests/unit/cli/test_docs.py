@@ -79,12 +79,14 @@ def test_pictures_show_what_the_command_prints() -> None:
     assert num_pictures["README.md"] >= 1
 
 
-def options() -> Iterator[str]:
-    """Of every command."""
-    context = click.Context(cli)
-    for name in cli.list_commands(context):
-        command = cli.get_command(context, name)
+def options(group: click.Group = cli) -> Iterator[str]:
+    """Of every command, also of groups within."""
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
         assert command is not None
+        if isinstance(command, click.Group):
+            yield from options(command)
         for parameter in command.params:
             yield from (*parameter.opts, *parameter.secondary_opts)
 
