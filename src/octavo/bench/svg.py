@@ -79,7 +79,7 @@ def picture(title: str, subtitle: str, panels: Sequence[Panel | Bars]) -> str:
         parts.append(f'<g transform="translate({column * PANEL_WIDTH},{y})">{_panel(panel)}</g>')
         y, column = (y + PANEL_HEIGHT, 0) if column else (y, 1)
     height = y + (PANEL_HEIGHT if column else 0)
-    head = _text(16, 22, title, size=16, weight="bold") + _text(16, 38, subtitle, size=11, fill="#4b5563")
+    head = _text(16, 22, title, size=16, weight="bold") + _text(16, 38, subtitle)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{2 * PANEL_WIDTH}" height="{height}" '
         f'viewBox="0 0 {2 * PANEL_WIDTH} {height}" font-family="Helvetica, Arial, sans-serif">\n'
@@ -179,17 +179,8 @@ def _line(x1: float, y1: float, x2: float, y2: float, colour: str, width: float 
     return f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="{colour}" stroke-width="{width:g}"/>'
 
 
-def _text(
-    x: float,
-    y: float,
-    text: str,
-    *,
-    size: int = 11,
-    anchor: str = "start",
-    weight: str = "normal",
-    fill: str = "#111827",
-) -> str:
+def _text(x: float, y: float, text: str, *, size: int = 11, anchor: str = "start", weight: str = "normal") -> str:
     return (
         f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}" font-weight="{weight}" text-anchor="{anchor}" '
-        f'fill="{fill}">{escape(text)}</text>'
+        f'fill="#111827">{escape(text)}</text>'
     )
