@@ -53,19 +53,31 @@ void AttendSchedule::list_shared_units(const StepQueries& step, const AttendShap
 }
 
 // Every part of a sequence that shares some of them has its state stored: they are merged once all are there.
-void AttendSchedule::list_merge(const StepQueries& step, const AttendShape& shape, int64_t seq) {
-  const int64_t tokens = step.num_queries(seq), parts = num_parts(step.seq_lens[seq]);
-  const int64_t floats = attend_state_floats(tokens * shape.heads, shape.dim);
-  for (int64_t kv_head = 0; kv_head < shape.num_kv_heads; ++kv_head) {
-    Piece merge{};
-    merge.seq = seq;
-    merge.piece.kv_head = kv_head;
-    merge.piece.row = step.query_start[seq];
-    merge.piece.num_tokens = tokens;
-    merge.piece.position = step.seq_lens[seq] - tokens;
-    merge.piece.part_end = parts;
-    merge.partials = shared_partials_[static_cast<size_t>(seq)] + kv_head * parts * floats;
-    merges_.push_back(merge);
+void AttendSchedule::list_shared_merges(const StepQueries& step, const AttendShape& shape) {
+  merged_parts_.assign(static_cast<size_t>(step.num_seqs * shape.num_kv_heads), 0);
+  for (const Piece& piece : pieces_) {
+    if (piece.first_member < 0 || piece.piece.part_begin > 0) continue;
+    for (int64_t i = piece.first_member; i < piece.first_member + piece.piece.num_members; ++i) {
+      const int64_t seq = groups_.members()[static_cast<size_t>(i)];
+      merged_parts_[static_cast<size_t>(seq * shape.num_kv_heads + piece.piece.kv_head)] = piece.piece.part_end;
+    }
+  }
+  for (int64_t seq = 0; seq < step.num_seqs; ++seq) {
+    if (groups_.shared_parts(seq) == 0) continue;
+    const int64_t tokens = step.num_queries(seq), parts = num_parts(step.seq_lens[seq]);
+    const int64_t floats = attend_state_floats(tokens * shape.heads, shape.dim);
+    for (int64_t kv_head = 0; kv_head < shape.num_kv_heads; ++kv_head) {
+      Piece merge{};
+      merge.seq = seq;
+      merge.piece.kv_head = kv_head;
+      merge.piece.row = step.query_start[seq];
+      merge.piece.num_tokens = tokens;
+      merge.piece.position = step.seq_lens[seq] - tokens;
+      merge.piece.part_begin = merged_parts_[static_cast<size_t>(seq * shape.num_kv_heads + kv_head)] - 1;
+      merge.piece.part_end = parts;
+      merge.partials = shared_partials_[static_cast<size_t>(seq)] + (kv_head * parts + merge.piece.part_begin) * floats;
+      merges_.push_back(merge);
+    }
   }
 }
 
@@ -74,7 +86,6 @@ void AttendSchedule::list_units(const StepQueries& step, const AttendShape& shap
   for (int64_t seq = 0; seq < step.num_seqs; ++seq) {
     const int64_t first_row = step.query_start[seq], num_rows = step.num_queries(seq);
     const int64_t first_position = step.seq_lens[seq] - num_rows, shared = groups_.shared_parts(seq);
-    if (shared > 0) list_merge(step, shape, seq);
     for (int64_t kv_head = 0; kv_head < shape.num_kv_heads; ++kv_head) {
       for (int64_t at = 0; at < num_rows; at += tokens_per_unit) {
         const int64_t num_tokens = shared > 0 ? num_rows : std::min(tokens_per_unit, num_rows - at);
@@ -106,6 +117,7 @@ void AttendSchedule::build(const StepQueries& step, const AttendShape& shape, in
   list_shared_units(step, shape);
   list_units(step, shape);
   split_units(shape, num_threads);
+  list_shared_merges(step, shape);
 }
 
 void AttendSchedule::split_units(const AttendShape& shape, int num_threads) {

@@ -50,12 +50,13 @@ class AttendSchedule {
 
   void list_units(const StepQueries& step, const AttendShape& shape);
   void list_shared_units(const StepQueries& step, const AttendShape& shape);
-  void list_merge(const StepQueries& step, const AttendShape& shape, int64_t seq);
+  void list_shared_merges(const StepQueries& step, const AttendShape& shape);
   void split_units(const AttendShape& shape, int num_threads);
 
   PrefixGroups groups_;
   std::vector<AttendMember> members_;
   std::vector<int64_t> shared_partials_;  // a sequence: where its states begin
+  std::vector<int64_t> merged_parts_;     // a sequence and KV head: the parts whose piece has merged them
   std::vector<Unit> units_;
   std::vector<Piece> pieces_;
   std::vector<size_t> first_piece_;

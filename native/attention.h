@@ -43,7 +43,8 @@ struct AttendArgs {
 };
 
 // Query tokens of one of several sequences served together. State of part p of its rows goes to
-// partials + kv_head * partials_stride + p * attend_state_floats(rows, dim), in floats from the piece's partials.
+// partials + kv_head * partials_stride + p * attend_state_floats(rows, dim), in floats from the piece's partials; where
+// the piece begins with part 0, that of all its parts goes to the place of the last.
 struct AttendMember {
   int64_t row;
   int64_t num_tokens;

@@ -141,7 +141,8 @@ static typename Cache::Query* write_queries(const AttendArgs& args, int64_t kv_h
   return queries;
 }
 
-// Parts shared by several sequences: each member's rows of the states go to its own place.
+// Parts shared by several sequences: each member's rows of the states go to its own place. Where they begin with part 0,
+// the parts are merged here, in order, and the members get the one state of all.
 template <class Cache>
 static void attend_members(const AttendArgs& args, const AttendPiece& piece, const AttendPiece* next,
                            const AttendScratch& scratch) {
@@ -152,14 +153,22 @@ static void attend_members(const AttendArgs& args, const AttendPiece& piece, con
     const AttendMember& member = piece.members[m];
     queries = write_queries<Cache>(args, piece.kv_head, member.row, member.num_tokens, scratch, queries);
   }
+  const bool merge = piece.part_begin == 0;
   for (int64_t p = piece.part_begin; p < piece.part_end; ++p) {
-    attend_part<Cache>(args, piece, view, p, next, scratch, attend_state(scratch.part, view.rows, dim));
+    float* memory = merge && p == 0 ? scratch.total : scratch.part;
+    attend_part<Cache>(args, piece, view, p, next, scratch, attend_state(memory, view.rows, dim));
+    if (merge) {
+      const AttendState total = attend_state(scratch.total, view.rows, dim);
+      if (p > 0) merge_part(view.rows, dim, total, attend_state(memory, view.rows, dim));
+      if (p + 1 < piece.part_end) continue;
+      memory = scratch.total;
+    }
     int64_t first = 0;
     for (int64_t m = 0; m < piece.num_members; ++m) {
       const AttendMember& member = piece.members[m];
       const int64_t rows = member.num_tokens * view.heads;
       float* to = piece.partials + member.partials + piece.kv_head * member.partials_stride;
-      take_rows(view.rows, dim, scratch.part, first, rows, to + p * attend_state_floats(rows, dim));
+      take_rows(view.rows, dim, memory, first, rows, to + p * attend_state_floats(rows, dim));
       first += rows;
     }
   }

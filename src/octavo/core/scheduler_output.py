@@ -83,3 +83,4 @@ class StepOutput:
     """For each position p run by the sequence with p + 1 inside the prompt: that of token p + 1."""
     failed: Mapping[SeqId, str] = field(default_factory=dict)
     """Sequences whose work broke (NaN logits): their token is meaningless, the others' are sound."""
+    num_shared_queries: int = 0  # tokens whose attention to a shared prefix was computed together with others'

@@ -76,6 +76,7 @@ class Engine:
         self._num_steps = 0
         self._step_seconds = 0.0
         self._executor_seconds = 0.0
+        self._num_shared_queries = 0
         self._keeper = keeper
         self._mover = BlockMover(scheduler, executor, tier, clock) if tier is not None else None
         self._deadlines = Deadlines()
@@ -173,6 +174,7 @@ class Engine:
             result = self.executor.execute(plan)
             left = self._clock()
             self._executor_seconds += left - entered
+            self._num_shared_queries += result.num_shared_queries
             for update in self.scheduler.commit(plan, result, left, left - entered):
                 deltas += self._handle(update, left)
             self._outputs.counters.iteration_tokens.add(plan.num_tokens)
@@ -257,6 +259,7 @@ class Engine:
             request_success=dict(counters.request_success),
             num_corrupted_requests=counters.num_corrupted_requests,
             num_integrity_failures=self._accounts.num_failures,
+            num_shared_queries=self._num_shared_queries,
             num_steps=self._num_steps,
             step_seconds=self._step_seconds,
             executor_seconds=self._executor_seconds,

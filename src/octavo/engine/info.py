@@ -128,6 +128,7 @@ class EngineStats:
     request_success: dict[str, int] = field(default_factory=dict)  # requests ended, by finish reason
     num_corrupted_requests: int = 0  # samples ended by NaN logits
     num_integrity_failures: int = 0  # idle checks that found the block accounts wrong
+    num_shared_queries: int = 0  # tokens whose attention to a shared prefix was computed together with others'
     num_steps: int = 0
     step_seconds: float = 0.0  # whole steps
     executor_seconds: float = 0.0  # of these, inside the executor

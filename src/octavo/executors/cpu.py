@@ -112,6 +112,7 @@ class CpuExecutor:
         asked = prompt_queries(plan, batch, rows)
         drawn = [(s, n) for s, n in zip(plan.seq_ids, plan.num_samples, strict=True) if n]
         logits = np.empty((len(drawn), self._runner.vocab_size), np.float32) if self.keep_logits else None
+        shared_before = self._runner.shared_queries
         self._runner.run(
             drawing=self._drawing,
             row_ids=batch.row_ids,
@@ -131,9 +132,9 @@ class CpuExecutor:
         )
         if logits is not None:
             self.last_logits = {s: row for (s, _), row in zip(drawn, logits, strict=True)}
-        return self._output(drawn, asked)
+        return self._output(drawn, asked, self._runner.shared_queries - shared_before)
 
-    def _output(self, drawn: Sequence[tuple[SeqId, int]], asked: PromptQueries) -> StepOutput:
+    def _output(self, drawn: Sequence[tuple[SeqId, int]], asked: PromptQueries, num_shared: int) -> StepOutput:
         """Reads what was drawn, and appends each row's first token to it."""
         rows, drawing = self._rows, self._drawing
         token_ids = drawing.token_ids
@@ -146,7 +147,7 @@ class CpuExecutor:
                 failed[seq_id] = FAILURES[status]
         prompts = prompt_logprobs(drawing, asked, len(drawn), len(token_ids), failed)
         logprobs = sampled_logprobs(drawing, [(rows.added[s], n) for s, n in drawn], token_ids)
-        return StepOutput(token_ids, logprobs, prompts, failed)
+        return StepOutput(token_ids, logprobs, prompts, failed, num_shared)
 
     def release_blocks(self, block_ids: Sequence[BlockId]) -> None:
         """Whole pages inside go back to the system."""

@@ -190,6 +190,7 @@ def _counters(stats: EngineStats) -> Iterator[tuple[str, str, float]]:
     )
     yield "octavo:kv_blocks_given_back", "Blocks whose memory went back to the system", stats.num_blocks_given_back
     yield "octavo:kv_block_leak", "Idle checks that found the block accounts wrong", stats.num_integrity_failures
+    yield "octavo:shared_queries", "Tokens that read a shared prefix together with others", stats.num_shared_queries
     yield "octavo:steps", "Steps of the engine", stats.num_steps
     yield "octavo:step_seconds", "Time in steps", stats.step_seconds
     yield "octavo:executor_seconds", "Time of the steps inside the executor", stats.executor_seconds
