@@ -69,6 +69,7 @@ typecheck: $(VENV)/.installed-test
 bench: $(VENV)/.installed-test $(VENV)-users/.installed
 	$(BIN)/octavo pull smollm2
 	$(BIN)/python benchmarks/scheduler.py $(ARGS)
+	$(BIN)/python benchmarks/attention.py $(ARGS)
 	$(BIN)/python benchmarks/latency.py $(ARGS)
 	$(BIN)/python benchmarks/paper.py $(ARGS)
 	$(BIN)/python benchmarks/floor.py --installed-size $(VENV)-users $(ARGS)

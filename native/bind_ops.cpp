@@ -29,11 +29,20 @@ namespace {
 // Scratch memory, page-aligned.
 class Scratch {
  public:
-  explicit Scratch(size_t bytes) : bytes_(bytes), data_(map_memory(bytes)) {}
+  explicit Scratch(size_t bytes = 0) : bytes_(bytes), data_(map_memory(bytes)) {}
   ~Scratch() { unmap_memory(data_, bytes_); }
   Scratch(const Scratch&) = delete;
   Scratch& operator=(const Scratch&) = delete;
   uint8_t* data() const { return static_cast<uint8_t*>(data_); }
+  uint8_t* at_least(size_t bytes) {  // what it held is lost
+    if (bytes > bytes_) {
+      void* larger = map_memory(bytes);
+      unmap_memory(data_, bytes_);
+      data_ = larger;
+      bytes_ = bytes;
+    }
+    return data();
+  }
 
  private:
   size_t bytes_;
@@ -152,7 +161,7 @@ class Ops {
   // with those of another sequence.
   int64_t attend(const Arena& arena, int64_t layer, Matrix q, Ints query_start_loc, Ints seq_lens, Table block_tables,
               int64_t num_heads, float scale, int64_t window, float softcap, std::optional<Vector> sinks,
-              int num_threads, bool share_prefixes, OutMatrix out) const {
+              int num_threads, bool share_prefixes, OutMatrix out) {
     const KVLayer kv = arena.layer(layer);
     same_shape(q, out);
     require(num_threads >= 1 && num_heads >= 1 && num_heads % kv.num_kv_heads == 0 &&
@@ -168,9 +177,10 @@ class Ops {
     const nb::gil_scoped_release release;
     AttendSchedule schedule;
     schedule.build(queries, {kv.num_kv_heads, heads, kv.dim, window}, num_threads, share_prefixes);
-    Scratch scratch(kernels_->attend_scratch_bytes(heads > kRowsPerGroup ? heads : kRowsPerGroup, kv.dim));
-    Scratch memory(static_cast<size_t>(schedule.partial_floats()) * sizeof(float) + 64);
-    float* partials = reinterpret_cast<float*>(memory.data());
+    void* scratch = scratch_.at_least(
+        kernels_->attend_scratch_bytes(heads > kRowsPerGroup ? heads : kRowsPerGroup, kv.dim));
+    float* partials = reinterpret_cast<float*>(
+        partials_.at_least(static_cast<size_t>(schedule.partial_floats()) * sizeof(float)));
     const AttendArgs args{kv, q.data(), extent(q, 1), out.data(), extent(out, 1), num_heads, scale, softcap, window,
                           sinks ? sinks->data() : nullptr};
     const AttendSchedule::Piece* const end = schedule.end(num_threads - 1);
@@ -178,10 +188,10 @@ class Ops {
       const AttendPiece piece = schedule.placed(*at, queries, partials);
       AttendPiece next;
       if (at + 1 != end) next = schedule.placed(at[1], queries, partials);
-      kernels_->attend(args, piece, at + 1 != end ? &next : nullptr, scratch.data());
+      kernels_->attend(args, piece, at + 1 != end ? &next : nullptr, scratch);
     }
     for (const AttendSchedule::Piece& merge : schedule.merges()) {
-      kernels_->attend_merge(args, schedule.placed(merge, queries, partials), scratch.data());
+      kernels_->attend_merge(args, schedule.placed(merge, queries, partials), scratch);
     }
     return schedule.shared_queries();
   }
@@ -219,6 +229,7 @@ class Ops {
   }
 
   const Kernels* kernels_;
+  Scratch scratch_, partials_;  // of attend: kept from call to call, so that a call is not its page faults
 };
 
 }  // namespace
