@@ -1,7 +1,8 @@
 // The two products of attention over one step of 64 keys: queries with keys, weights with values.
 //
 // Rows go in blocks that fill the registers; a row's own sums are the same in a block of any size. The first block of
-// rows to meet a step fetches what comes next while it multiplies: V of this step beside K, K of the next beside V.
+// rows to meet a step fetches the next one while it multiplies, K beside K and V beside V, into the second cache: what
+// is fetched into the first one is bounded by that cache's few buffers (docs/log.md).
 #pragma once
 
 #include "kernels/attend-cache-inl.h"
@@ -37,6 +38,8 @@ OCTAVO_SIMD void score_block(const typename Cache::Query* q, int64_t dim, const 
                              float* scores) {
   F32 sums[R * T];
   const uint8_t* tiles[T];
+  const uint8_t* ahead[T];
+  each<T>([&](auto t) OCTAVO_FLAT { ahead[t] = step.ahead[tile + t]; });
   each<R * T>([&](auto i) OCTAVO_FLAT { sums[i] = zero(); });
   each<T>([&](auto t) OCTAVO_FLAT { tiles[t] = step.tiles[tile + t]; });
   for (int64_t d = 0; d < dim; d += Cache::kDims) {
@@ -44,7 +47,7 @@ OCTAVO_SIMD void score_block(const typename Cache::Query* q, int64_t dim, const 
     typename Cache::Register keys[T];
     each<T>([&](auto t) OCTAVO_FLAT {
       keys[t] = Cache::load_register(tiles[t] + at);
-      if constexpr (kFetch) __builtin_prefetch(tiles[t] + step.value_offset + at);
+      if constexpr (kFetch) __builtin_prefetch(ahead[t] + at, 0, 2);
     });
     each<R>([&](auto r) OCTAVO_FLAT {
       each<T>([&](auto t) OCTAVO_FLAT { sums[r * T + t] = Cache::dot(sums[r * T + t], q + r * dim + d, keys[t]); });
@@ -89,7 +92,7 @@ OCTAVO_SIMD void value_block(const typename Cache::Chance* chances, const Attend
   const int64_t register_bytes = 64, row_bytes = dim / 16 * register_bytes;
   for (int64_t t = step.first_tile; t < step.end_tile; ++t) {
     const uint8_t* values = step.tiles[t] + step.value_offset + column / 16 * register_bytes;
-    const uint8_t* ahead = step.ahead[t] + column / 16 * register_bytes;
+    const uint8_t* ahead = step.ahead[t] + step.value_offset + column / 16 * register_bytes;
     const int64_t keys = step.num_keys - 16 * t < 16 ? step.num_keys - 16 * t : 16;
     const typename Cache::Chance* p = chances + 16 * t;
     int64_t k = 0;
@@ -97,7 +100,7 @@ OCTAVO_SIMD void value_block(const typename Cache::Chance* chances, const Attend
       typename Cache::Register v[C];
       each<C>([&](auto c) OCTAVO_FLAT {
         v[c] = Cache::load_register(values + c * register_bytes);
-        if constexpr (kFetch) __builtin_prefetch(ahead + c * register_bytes);
+        if constexpr (kFetch) __builtin_prefetch(ahead + c * register_bytes, 0, 2);
       });
       if constexpr (kFetch) ahead += row_bytes;
       each<R>([&](auto r) OCTAVO_FLAT {

@@ -64,7 +64,7 @@ OCTAVO_SIMD int64_t first_key_of(const AttendView& view, int64_t part) {
   return view.lowest > key ? view.lowest / kKeysPerStep * kKeysPerStep : key;
 }
 
-// What is fetched beside `step`, for each of its tiles: K of `after`, else that of the next piece's first step.
+// What is fetched beside `step`, for each of its tiles: that of `after`.
 OCTAVO_SIMD void look_ahead(AttendStep* step, const AttendStep* after) {
   for (int64_t t = step->first_tile; t < step->end_tile; ++t) {
     step->ahead[t] = after != nullptr && t >= after->first_tile && t < after->end_tile ? after->tiles[t] : step->tiles[t];
