@@ -1,6 +1,6 @@
 """Question: how near is attention to the machine's limits, and what does sharing a prefix give?
 
-    python benchmarks/attention.py [--repeats 5] [--isa avx2] [--peak-bf16 234.5] [--check] [--quick]
+    python benchmarks/attention.py [--repeats 5] [--isa avx2] [--check] [--quick]
 
 One core, one layer's shape of SmolLM2 (9 query heads over 3 KV heads of 64 dimensions, bf16 KV, blocks of 16), the
 native kernel called on arrays:
@@ -13,7 +13,7 @@ native kernel called on arrays:
   own, how much faster than with sharing off; and what looking for prefixes costs where there are none.
 
 Contestants run in turn in one process. Fixed seed; one warm-up; medians of repetitions with their spread; one JSON line
-last. Shares of a peak mean little on instruction sets without bf16 dot products.
+last. The peak is what one core reached with nothing else to do, just before.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ import numpy.typing as npt
 
 from bounds import Bounds, finish, show
 from octavo import _native
+from octavo.bench.kernel_timing import Peaks
 from octavo.bench.machine import ReadBandwidth, describe_machine, machine_line
 from octavo.bench.measure import Figure
 
 NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE = 9, 3, 64, 16
-PEAK = 234.5  # GFLOP/s of one core of the machine the limits were set on
 KEY_BYTES = NUM_KV_HEADS * HEAD_DIM * 2 * 2  # K and V of one key
 KEY_FLOPS = NUM_HEADS * HEAD_DIM * 2 * 2  # of one query, both products
 PREFIX, OWN, MEMBERS = 1024, 32, 32
@@ -128,15 +128,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--isa", default="")
-    parser.add_argument("--peak-bf16", type=float, default=PEAK, help=f"GFLOP/s of one core  [default: {PEAK}]")
     parser.add_argument("--quick", action="store_true", help="short loads, one repetition: to see that it runs")
     parser.add_argument("--check", action="store_true", help="exit code 1 when a limit is missed")
     options = parser.parse_args()
     machine = describe_machine()
     print(machine_line(machine))
     ops = _native.Ops(options.isa)
-    print(f"kernels: {ops.isa}")
-    figures = measure(ops, options.peak_bf16 * 1e9, 1 if options.quick else options.repeats, options.quick)
+    peak = Peaks.measure(options.isa, 1).operations["bf16"]
+    print(f"kernels: {ops.isa}; bf16 dot products {peak / 1e9:.0f} GFLOP/s, one core")
+    figures = measure(ops, peak, 1 if options.quick else options.repeats, options.quick)
     show(figures, BOUNDS)
     return finish("attention", machine, figures, BOUNDS, check=options.check)
 

@@ -161,7 +161,7 @@ class Ops {
   // with those of another sequence.
   int64_t attend(const Arena& arena, int64_t layer, Matrix q, Ints query_start_loc, Ints seq_lens, Table block_tables,
               int64_t num_heads, float scale, int64_t window, float softcap, std::optional<Vector> sinks,
-              int num_threads, bool share_prefixes, OutMatrix out) {
+              int num_threads, bool share_prefixes, OutMatrix out) const {
     const KVLayer kv = arena.layer(layer);
     same_shape(q, out);
     require(num_threads >= 1 && num_heads >= 1 && num_heads % kv.num_kv_heads == 0 &&
@@ -177,10 +177,11 @@ class Ops {
     const nb::gil_scoped_release release;
     AttendSchedule schedule;
     schedule.build(queries, {kv.num_kv_heads, heads, kv.dim, window}, num_threads, share_prefixes);
-    void* scratch = scratch_.at_least(
+    static thread_local Scratch memory, partial_memory;  // kept, so that a call is not its page faults
+    void* scratch = memory.at_least(
         kernels_->attend_scratch_bytes(heads > kRowsPerGroup ? heads : kRowsPerGroup, kv.dim));
     float* partials = reinterpret_cast<float*>(
-        partials_.at_least(static_cast<size_t>(schedule.partial_floats()) * sizeof(float)));
+        partial_memory.at_least(static_cast<size_t>(schedule.partial_floats()) * sizeof(float)));
     const AttendArgs args{kv, q.data(), extent(q, 1), out.data(), extent(out, 1), num_heads, scale, softcap, window,
                           sinks ? sinks->data() : nullptr};
     const AttendSchedule::Piece* const end = schedule.end(num_threads - 1);
@@ -229,7 +230,6 @@ class Ops {
   }
 
   const Kernels* kernels_;
-  Scratch scratch_, partials_;  // of attend: kept from call to call, so that a call is not its page faults
 };
 
 }  // namespace
