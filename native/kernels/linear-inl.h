@@ -34,14 +34,18 @@ struct TileOut {
 
 // What a tile asks of memory for later: `step` bytes a step of its loop, from `at` on. Where all rows fit one tile that
 // is the same stream a little further on; else each tile asks for its share of the next block of panels, so that
-// memory works while the tiles compute. May run past the weight's end: a prefetch never faults.
+// memory works while the tiles compute. Into the second-level cache, since the first holds the activations, except for
+// so few rows that a tile only waits for memory. May run past the weight's end: a prefetch never faults.
 struct Ahead {
+  static constexpr int kFewRows = 2;
   const uint8_t* at;
   int64_t step;
 
-  inline void fetch() {
-    for (int64_t i = 0; i < step; i += 64) __builtin_prefetch(at + i, 0, 3);
-    at += step;
+  template <int kRows>
+  inline void fetch(int64_t steps = 1) {
+    constexpr int kLocality = kRows <= kFewRows ? 3 : 2;
+    for (int64_t i = 0; i < steps * step; i += 64) __builtin_prefetch(at + i, 0, kLocality);
+    at += steps * step;
   }
 };
 
@@ -79,7 +83,8 @@ static size_t activation_bytes(Form form, int64_t cols) {
     case Form::kInt4: bytes = cols / kGroup * kInt4ActGroupBytes; break;
     case Form::kW8A8: bytes = padded_cols(cols) + kW8A8ActTailBytes; break;
   }
-  return static_cast<size_t>((bytes + 63) / 64 * 64);
+  // An odd number of cache lines: a tile's rows, read side by side, must not all fall into the same set of the cache.
+  return static_cast<size_t>(((bytes + 63) / 64 | 1) * 64);
 }
 
 // One group by its largest |x|. `broken` makes the scale NaN, and so every output of the row. Returns the sum.
@@ -253,11 +258,12 @@ static int64_t run_streams(const Weight& weight, const uint8_t* activations, int
 template <class Tile>
 static void run_tiles(const Weight& weight, const uint8_t* activations, int64_t num_rows, int64_t panel_begin,
                       int64_t panel_end, float* out, int64_t out_stride, const float* bias) {
-  constexpr int64_t kStreamAheadBytes = 2048;
+  constexpr int64_t kNearBytes = 2048, kFarBytes = 8192;
+  const int64_t stream_ahead = num_rows <= Ahead::kFewRows ? kNearBytes : kFarBytes;
   const size_t act_stride = activation_bytes(weight.form, weight.cols);
   const int64_t num_tiles = (num_rows + Tile::kRows - 1) / Tile::kRows;
   panel_begin = run_streams<Tile>(weight, activations, num_rows, panel_begin, panel_end, out, out_stride, bias,
-                                  kStreamAheadBytes);
+                                  kNearBytes);
   const int64_t block = num_tiles <= 1 ? panel_end - panel_begin : panels_of_block(weight, num_rows, act_stride);
   const int64_t step = step_bytes(weight);
   for (int64_t first = panel_begin; first < panel_end; first += block) {
@@ -270,7 +276,7 @@ static void run_tiles(const Weight& weight, const uint8_t* activations, int64_t 
         const int64_t column = panel * kPanelRows;
         const int64_t present = weight.rows - column;
         const uint8_t* data = weight.data + static_cast<size_t>(panel) * weight.panel_bytes;
-        Ahead ahead{data + kStreamAheadBytes, step};
+        Ahead ahead{data + stream_ahead, step};
         if (num_tiles > 1) {
           const int64_t share = static_cast<int64_t>(weight.panel_bytes) * tile / num_tiles;
           ahead.at = data + static_cast<size_t>(block) * weight.panel_bytes + share;
@@ -285,7 +291,7 @@ static void run_tiles(const Weight& weight, const uint8_t* activations, int64_t 
 }
 
 // Chooses the instance for a tile's height.
-#define OCTAVO_TILE(name, function, rows, streams_of)                                                                            \
+#define OCTAVO_TILE(name, function, rows, streams_of)                                                                 \
   struct name {                                                                                                       \
     static constexpr int64_t kRows = rows;                                                                            \
     static constexpr int64_t streams(int64_t height) { return streams_of(height); }                                   \
@@ -300,16 +306,24 @@ static void run_tiles(const Weight& weight, const uint8_t* activations, int64_t 
         case 6: function<6 <= rows ? 6 : 1>(panel, cols, act, stride, ahead, to); break;                              \
         case 7: function<7 <= rows ? 7 : 1>(panel, cols, act, stride, ahead, to); break;                              \
         case 8: function<8 <= rows ? 8 : 1>(panel, cols, act, stride, ahead, to); break;                              \
+        case 9: function<9 <= rows ? 9 : 1>(panel, cols, act, stride, ahead, to); break;                              \
+        case 10: function<10 <= rows ? 10 : 1>(panel, cols, act, stride, ahead, to); break;                           \
+        case 11: function<11 <= rows ? 11 : 1>(panel, cols, act, stride, ahead, to); break;                           \
+        case 12: function<12 <= rows ? 12 : 1>(panel, cols, act, stride, ahead, to); break;                           \
+        case 13: function<13 <= rows ? 13 : 1>(panel, cols, act, stride, ahead, to); break;                           \
+        case 14: function<14 <= rows ? 14 : 1>(panel, cols, act, stride, ahead, to); break;                           \
+        case 15: function<15 <= rows ? 15 : 1>(panel, cols, act, stride, ahead, to); break;                           \
+        case 16: function<16 <= rows ? 16 : 1>(panel, cols, act, stride, ahead, to); break;                           \
       }                                                                                                               \
     }                                                                                                                 \
   }
 
-OCTAVO_TILE(F32Tile, tile_f32, kFloatTileRows, float_streams);
-OCTAVO_TILE(BF16Tile, tile_bf16, kFloatTileRows, float_streams);
+OCTAVO_TILE(F32Tile, tile_f32, kF32TileRows, float_streams);
+OCTAVO_TILE(BF16Tile, tile_bf16, kBF16TileRows, float_streams);
 OCTAVO_TILE(Int8Tile, tile_int8, kIntTileRows, int_streams);
 OCTAVO_TILE(Int4Tile, tile_int4, kIntTileRows, int_streams);
 OCTAVO_TILE(Int4MinTile, tile_int4_min, kIntTileRows, int_streams);
-OCTAVO_TILE(W8A8Tile, tile_w8a8, kIntTileRows, int_streams);
+OCTAVO_TILE(W8A8Tile, tile_w8a8, kW8A8TileRows, int_streams);
 
 #undef OCTAVO_TILE
 

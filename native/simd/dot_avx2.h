@@ -21,8 +21,10 @@ namespace OCTAVO_ISA_NS {
 constexpr int64_t float_streams(int64_t rows) { return rows == 1 ? 4 : rows <= 3 ? 2 : 1; }
 constexpr int64_t int_streams(int64_t) { return 1; }
 
-constexpr int64_t kFloatTileRows = 6;
+constexpr int64_t kF32TileRows = 6;
+constexpr int64_t kBF16TileRows = 6;
 constexpr int64_t kIntTileRows = 8;
+constexpr int64_t kW8A8TileRows = 8;
 constexpr int kXorRows = 4;           // from so many rows of int8 on, signs move by dot_i8_two
 constexpr bool kPairsOfBF16 = false;  // activations of the bf16 form are rounded to it and kept as float
 
@@ -233,7 +235,7 @@ static void tile_int8(const uint8_t* panel, int64_t cols, const uint8_t* act, si
     sums[2 * r] = sums[2 * r + 1] = _mm256_setzero_ps();
   });
   for (int64_t k = 0; k < cols; k += kGroup, panel += kInt8GroupBytes) {
-    ahead.fetch();
+    ahead.fetch<R>();
     each<2>([&](auto half) OCTAVO_FLAT {
       __m256i dots[R];
       __m256i lacking = _mm256_setzero_si256();
@@ -261,7 +263,7 @@ static inline void tile_nibbles(const uint8_t* panel, int64_t cols, const uint8_
     sums[2 * r] = sums[2 * r + 1] = _mm256_setzero_ps();
   });
   for (int64_t k = 0; k < cols; k += kGroup, panel += kBytes) {
-    ahead.fetch();
+    ahead.fetch<R>();
     each<2>([&](auto half) OCTAVO_FLAT {
       __m256i dots[R];  // 16-bit sums
       each<R>([&](auto r) OCTAVO_FLAT { dots[r] = _mm256_setzero_si256(); });
@@ -327,7 +329,7 @@ static void tile_w8a8(const uint8_t* panel, int64_t cols, const uint8_t* act, si
       });
       const uint8_t* from = panel + 32 * half;
       for (int64_t group = 0; group < groups; ++group, from += kW8A8GroupBytes) {
-        if (half == 0) ahead.fetch();
+        if (half == 0) ahead.fetch<R>();
         each<8>([&](auto step) OCTAVO_FLAT { step_i8<R>(dots, lacking, from + 64 * step, row, 4 * step); });
         each<R>([&](auto r) OCTAVO_FLAT { row[r] += kGroup; });
       }

@@ -10,6 +10,7 @@ namespace OCTAVO_ISA_NS {
 template <int kValue>
 struct Index {
   constexpr operator int() const { return kValue; }
+  constexpr int operator()() const { return kValue; }  // where a template asks for it
 };
 
 // f(0) ... f(R - 1), each with a constant: gcc 12 keeps an array in registers only if every index is one early on.

@@ -19,8 +19,10 @@ namespace OCTAVO_ISA_NS {
 constexpr int64_t float_streams(int64_t) { return 1; }
 constexpr int64_t int_streams(int64_t) { return 1; }
 
-constexpr int64_t kFloatTileRows = 4;
+constexpr int64_t kF32TileRows = 4;
+constexpr int64_t kBF16TileRows = 4;
 constexpr int64_t kIntTileRows = 8;
+constexpr int64_t kW8A8TileRows = 8;
 constexpr bool kPairsOfBF16 = false;  // activations of the bf16 form are rounded to it and kept as float
 
 // sum[lane] += the four products of the lane's bytes and the activation's four bytes at p.
@@ -72,7 +74,7 @@ static void tile_f32(const uint8_t* panel, int64_t cols, const uint8_t* act, siz
   each<R>([&](auto r) OCTAVO_FLAT { row[r] = act + static_cast<size_t>(r) * stride; });
   each<4 * R>([&](auto i) OCTAVO_FLAT { sums[i] = vdupq_n_f32(0.0f); });
   for (int64_t k = 0; k < cols; ++k, panel += 64) {
-    ahead.fetch();
+    ahead.fetch<R>();
     each<4>([&](auto q) OCTAVO_FLAT {
       const float32x4_t weights = load_floats(panel + 16 * q);
       each<R>([&](auto r) OCTAVO_FLAT {
@@ -92,7 +94,7 @@ static void tile_bf16(const uint8_t* panel, int64_t cols, const uint8_t* act, si
   each<R>([&](auto r) OCTAVO_FLAT { row[r] = act + static_cast<size_t>(r) * stride; });
   each<4 * R>([&](auto i) OCTAVO_FLAT { sums[i] = vdupq_n_f32(0.0f); });
   for (int64_t k = 0; k < cols; k += 2, panel += 64) {
-    ahead.fetch();
+    ahead.fetch<R>();
     each<4>([&](auto q) OCTAVO_FLAT {
       const uint32x4_t pairs = vreinterpretq_u32_u8(vld1q_u8(panel + 16 * q));
       const float32x4_t first = vreinterpretq_f32_u32(vshlq_n_u32(pairs, 16));
@@ -120,7 +122,7 @@ static void tile_int8(const uint8_t* panel, int64_t cols, const uint8_t* act, si
   each<R>([&](auto r) OCTAVO_FLAT { row[r] = act + static_cast<size_t>(r) * stride; });
   each<4 * R>([&](auto i) OCTAVO_FLAT { sums[i] = vdupq_n_f32(0.0f); });
   for (int64_t k = 0; k < cols; k += kGroup, panel += kInt8GroupBytes) {
-    ahead.fetch();
+    ahead.fetch<R>();
     each<4>([&](auto q) OCTAVO_FLAT {
       int32x4_t dots[R];
       each<R>([&](auto r) OCTAVO_FLAT { dots[r] = vdupq_n_s32(0); });
@@ -146,7 +148,7 @@ static inline void tile_nibbles(const uint8_t* panel, int64_t cols, const uint8_
   each<R>([&](auto r) OCTAVO_FLAT { row[r] = act + static_cast<size_t>(r) * stride; });
   each<4 * R>([&](auto i) OCTAVO_FLAT { sums[i] = vdupq_n_f32(0.0f); });
   for (int64_t k = 0; k < cols; k += kGroup, panel += kBytes) {
-    ahead.fetch();
+    ahead.fetch<R>();
     each<4>([&](auto q) OCTAVO_FLAT {
       int32x4_t dots[R];
       each<R>([&](auto r) OCTAVO_FLAT {
@@ -208,7 +210,7 @@ static void tile_w8a8(const uint8_t* panel, int64_t cols, const uint8_t* act, si
       const uint8_t* from = panel + 16 * q;
       const uint8_t* x = act + k;
       for (int64_t group = 0; group < groups; ++group, from += kW8A8GroupBytes, x += kGroup) {
-        if (q == 0) ahead.fetch();
+        if (q == 0) ahead.fetch<R>();
         each<8>([&](auto step) OCTAVO_FLAT {
           const int8x16_t weights = vreinterpretq_s8_u8(veorq_u8(vld1q_u8(from + 64 * step), offset));
           each<R>([&](auto r) OCTAVO_FLAT {

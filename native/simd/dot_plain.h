@@ -16,8 +16,10 @@ namespace OCTAVO_ISA_NS {
 constexpr int64_t float_streams(int64_t) { return 1; }
 constexpr int64_t int_streams(int64_t) { return 1; }
 
-constexpr int64_t kFloatTileRows = 2;
+constexpr int64_t kF32TileRows = 2;
+constexpr int64_t kBF16TileRows = 2;
 constexpr int64_t kIntTileRows = 8;   // more rows share one unpacking of the weights
+constexpr int64_t kW8A8TileRows = 8;
 constexpr bool kPairsOfBF16 = false;  // activations of the bf16 form are rounded to it and kept as float
 
 // The compiler's own vectors: left to loops over arrays, gcc 12 finds a tenth of the speed.

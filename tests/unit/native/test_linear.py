@@ -79,7 +79,7 @@ def test_a_row_is_bitwise_the_same_alone_in_a_crowd_and_cut_anyhow(isa: str, ten
     x = rng.standard_normal((33, 576)).astype(np.float32)
     bias = rng.standard_normal(70).astype(np.float32)
     whole = run(isa, held, x, bias)
-    for rows in (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 32):
+    for rows in (*range(1, 17), 32):  # every height of a tile
         np.testing.assert_array_equal(run(isa, held, x, bias, rows=rows), whole)
     for panels in (1, 2, 3):
         np.testing.assert_array_equal(run(isa, held, x, bias, panels=panels), whole)
