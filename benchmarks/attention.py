@@ -21,7 +21,9 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -36,7 +38,7 @@ NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE = 9, 3, 64, 16
 KEY_BYTES = NUM_KV_HEADS * HEAD_DIM * 2 * 2  # K and V of one key
 KEY_FLOPS = NUM_HEADS * HEAD_DIM * 2 * 2  # of one query, both products
 PREFIX, OWN, MEMBERS = 1024, 32, 32
-SHORT_CALLS = 7
+CALLS = 30  # of one repetition, as many as layers
 BOUNDS: Bounds = {
     "prefill 2,048, of peak": (0.6, None),
     "decode 8,192, of bandwidth": (0.8, None),
@@ -75,25 +77,31 @@ class Batch:
         self.starts = np.arange(self.num_seqs + 1, dtype=np.int32) * self.queries
         self.lengths = np.full(self.num_seqs, self.length, np.int32)
 
-    def seconds(self, *, share: bool = True) -> float:
-        """Of one layer: the median over all of them, or of SHORT_CALLS where one is all there is."""
-        times = []
-        for call in range(max(SHORT_CALLS, self.num_layers)):
-            began = time.perf_counter()
-            self.ops.attend(
-                arena=self.arena,
-                layer=call % self.num_layers,
-                q=self.q,
-                query_start_loc=self.starts,
-                seq_lens=self.lengths,
-                block_tables=self.tables,
-                num_heads=NUM_HEADS,
-                scale=HEAD_DIM**-0.5,
-                share_prefixes=share,
-                out=self.out,
-            )
-            times.append(time.perf_counter() - began)
-        return statistics.median(times)
+    def call(self, number: int, *, share: bool = True) -> float:
+        """Seconds of one layer, the next with each number."""
+        began = time.perf_counter()
+        self.ops.attend(
+            arena=self.arena,
+            layer=number % self.num_layers,
+            q=self.q,
+            query_start_loc=self.starts,
+            seq_lens=self.lengths,
+            block_tables=self.tables,
+            num_heads=NUM_HEADS,
+            scale=HEAD_DIM**-0.5,
+            share_prefixes=share,
+            out=self.out,
+        )
+        return time.perf_counter() - began
+
+    def seconds(self) -> float:
+        return statistics.median(map(self.call, range(CALLS)))
+
+
+def ratio(first: Callable[[int], float], second: Callable[[int], float]) -> float:
+    """Of the medians of calls in turn."""
+    pairs = [(first(number), second(number)) for number in range(CALLS)]
+    return statistics.median(a for a, _ in pairs) / statistics.median(b for _, b in pairs)
 
 
 def measure(ops: _native.Ops, peak: float, repeats: int, quick: bool) -> list[Figure]:
@@ -115,10 +123,10 @@ def measure(ops: _native.Ops, peak: float, repeats: int, quick: bool) -> list[Fi
         values = (
             KEY_FLOPS * long * (long + 1) / 2 / whole.seconds() / peak,
             KEY_BYTES * deep / seconds / read,
-            seconds / in_order.seconds(),
+            ratio(any_order.call, in_order.call),
             KEY_FLOPS * PREFIX * MEMBERS / prefix.seconds() / peak,
-            forked.seconds(share=False) / forked.seconds(),
-            apart.seconds() / apart.seconds(share=False),
+            ratio(partial(forked.call, share=False), forked.call),
+            ratio(apart.call, partial(apart.call, share=False)),
         )
         if repetition < 0:
             continue
