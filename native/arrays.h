@@ -19,6 +19,7 @@ using OutMatrix = Array<float, 2>;
 using Ints = Array<const int32_t, 1>;
 using Longs = Array<const int64_t, 1>;
 using Table = Array<const int32_t, 2>;
+using Bitmaps = Array<const uint32_t, 2>;
 
 inline void require(bool holds, const char* what) {
   if (!holds) throw std::invalid_argument(what);

@@ -221,11 +221,26 @@ StepArrays step_arrays(const Ints& row_ids, const Ints& token_ids, const Ints& p
   return step;
 }
 
+// For each row that draws the bitmap it is given, or null; empty where there are no bitmaps.
+std::vector<const uint32_t*> row_masks(const std::optional<Bitmaps>& masks, const Ints& mask_of, const Ints& draw_rows,
+                                       int64_t vocab_size) {
+  if (!masks) return {};
+  require(extent(*masks, 1) * 32 >= vocab_size, "masks: a bit a token of the vocabulary");
+  require(mask_of.size() == draw_rows.size(), "mask_of: an entry a row that draws");
+  std::vector<const uint32_t*> found;
+  for (size_t i = 0; i < mask_of.size(); ++i) {
+    const int32_t mask = mask_of.data()[i];
+    require(mask < extent(*masks, 0), "mask_of names a mask that is not there");
+    found.push_back(mask < 0 ? nullptr : masks->data() + mask * extent(*masks, 1));
+  }
+  return found;
+}
+
 void run(Runner& runner, Drawing& drawing, const Ints& row_ids, const Ints& token_ids, const Ints& positions,
          const std::vector<Longs>& slot_mapping, const Ints& query_start_loc, const Ints& seq_lens,
          const std::vector<Table>& block_tables, const Ints& logits_rows, const Ints& draw_rows,
          const Ints& num_samples, const Table& prompt_queries, const Table& row_tokens, const Ints& row_num_tokens,
-         std::optional<OutMatrix> logits) {
+         std::optional<Bitmaps> masks, const Ints& mask_of, std::optional<OutMatrix> logits) {
   const StepArrays step =
       step_arrays(row_ids, token_ids, positions, slot_mapping, query_start_loc, seq_lens, block_tables);
   const auto ints = [](const Ints& a) { return std::vector<int32_t>(a.data(), a.data() + a.size()); };
@@ -243,7 +258,8 @@ void run(Runner& runner, Drawing& drawing, const Ints& row_ids, const Ints& toke
     wanted.push_back(query[0]);
   }
   const TokenTable tokens{row_tokens.data(), row_num_tokens.data(), extent(row_tokens, 0), extent(row_tokens, 1)};
-  drawing.begin(tokens, ints(draw_rows), ints(num_samples), std::move(queries), logits ? logits->data() : nullptr);
+  drawing.begin(tokens, ints(draw_rows), ints(num_samples), row_masks(masks, mask_of, draw_rows, runner.vocab_size()),
+                std::move(queries), logits ? logits->data() : nullptr);
   const nb::gil_scoped_release release;
   runner.run(step, wanted, drawing);
 }
@@ -322,7 +338,8 @@ void bind_program(nb::module_& m) {
       .def("run", &run, nb::arg("drawing"), nb::arg("row_ids"), nb::arg("token_ids"), nb::arg("positions"),
            nb::arg("slot_mapping"), nb::arg("query_start_loc"), nb::arg("seq_lens"), nb::arg("block_tables"),
            nb::arg("logits_rows"), nb::arg("draw_rows"), nb::arg("num_samples"), nb::arg("prompt_queries"),
-           nb::arg("row_tokens"), nb::arg("row_num_tokens"), nb::arg("logits").none());
+           nb::arg("row_tokens"), nb::arg("row_num_tokens"), nb::arg("masks").none(), nb::arg("mask_of"),
+           nb::arg("logits").none());
 }
 
 }  // namespace octavo

@@ -38,11 +38,13 @@ void Drawing::set_row(int64_t row, DrawParameters parameters) {
 }
 
 void Drawing::begin(const TokenTable& tokens, const std::vector<int32_t>& rows, const std::vector<int32_t>& num_samples,
-                    std::vector<PromptQuery> queries, float* logits) {
+                    std::vector<const uint32_t*> allowed, std::vector<PromptQuery> queries, float* logits) {
   require(rows.size() == num_samples.size(), "num_samples: an entry a row that draws");
+  require(allowed.empty() || allowed.size() == rows.size(), "allowed: an entry a row that draws");
   tokens_ = tokens;
   rows_ = rows;
   num_samples_ = num_samples;
+  allowed_ = std::move(allowed);
   queries_ = std::move(queries);
   logits_ = logits;
   max_top_ = 0;
@@ -104,6 +106,7 @@ void Drawing::draw(int64_t index, const float* logits, void* scratch) noexcept {
     row.masked_ids = p.end_token_ids.data();
     row.num_masked = static_cast<int64_t>(p.end_token_ids.size());
   }
+  if (!allowed_.empty()) row.allowed = allowed_[i];
   row.seed = p.seed;
   row.position = static_cast<uint32_t>(row.num_tokens);
   row.sample_index = p.sample_index;

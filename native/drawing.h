@@ -57,9 +57,10 @@ class Drawing : public HeadConsumer {
   void set_row(int64_t row, DrawParameters parameters);
 
   // Readies a step: `rows[i]` draws num_samples[i] tokens from the step's token `wanted[i]`; then the prompt queries.
-  // `logits`: null, or where the rows that draw leave a copy, [rows, vocab_size].
+  // `allowed`: empty, or for each row a bitmap of the tokens it may draw (SampleRow::allowed) or null, alive until the
+  // step is over. `logits`: null, or where the rows that draw leave a copy, [rows, vocab_size].
   void begin(const TokenTable& tokens, const std::vector<int32_t>& rows, const std::vector<int32_t>& num_samples,
-             std::vector<PromptQuery> queries, float* logits);
+             std::vector<const uint32_t*> allowed, std::vector<PromptQuery> queries, float* logits);
   void take(int64_t index, const float* logits, int thread) noexcept override;
 
   const std::vector<int32_t>& token_ids() const { return token_ids_; }      // flat, num_samples of each row
@@ -83,6 +84,7 @@ class Drawing : public HeadConsumer {
   TokenTable tokens_{};
   std::vector<int32_t> rows_, num_samples_;
   std::vector<size_t> first_sample_;
+  std::vector<const uint32_t*> allowed_;
   std::vector<PromptQuery> queries_;
   float* logits_ = nullptr;
   int64_t max_top_ = 0;

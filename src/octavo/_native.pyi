@@ -150,6 +150,8 @@ class Runner:
         prompt_queries: _Int32,
         row_tokens: _Int32,
         row_num_tokens: _Int32,
+        masks: _UInt32 | None,
+        mask_of: _Int32,
         logits: _Float32 | None,
     ) -> None: ...
 

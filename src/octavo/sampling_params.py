@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from octavo.errors import BadRequest, short_number
+from octavo.grammar_spec import GrammarSpec
 
 MAX_N = 128
 MAX_BEAM_WIDTH = 64
@@ -21,6 +22,9 @@ MAX_STOP_STRINGS = 64
 MAX_STOP_STRING_BYTES = 1024
 MAX_STOP_TOKEN_IDS = 1024
 MAX_LOGIT_BIAS = 1024
+MAX_ALLOWED_TOKEN_IDS = 1 << 20
+MAX_BAD_WORDS = 1024
+MAX_BAD_WORD_BYTES = 1024
 GREEDY_TEMPERATURE = 1e-5  # below it, dividing logits overflows float32; the limit of the softmax is the argmax
 
 EarlyStopping = bool | Literal["never"]
@@ -59,6 +63,10 @@ class SamplingParams:
     logprobs: int | None = None  # how many alternatives beside the token's own; 0..20
     prompt_logprobs: int | None = None  # the same at prompt positions; such a request takes no prefix hits
     skip_special_tokens: bool = True
+    grammar: GrammarSpec | None = None  # what the whole answer must look like; it ends where the grammar does
+    allowed_token_ids: tuple[int, ...] = ()  # only these and the end tokens are drawn; (): all
+    bad_words: tuple[str, ...] = ()  # texts that are not drawn, with or without a blank before them
+    bad_words_token_ids: tuple[tuple[int, ...], ...] = ()  # the same as token ids: made of `bad_words` by the engine
 
     def __post_init__(self) -> None:
         self._keep_as_typed()
@@ -99,7 +107,26 @@ class SamplingParams:
         for name in ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens", "use_beam_search"):
             if not isinstance(getattr(self, name), bool):
                 raise BadRequest(f"{name} must be true or false", param=name)
+        self._check_constraints()
         self._check_choice()
+
+    def _check_constraints(self) -> None:
+        if self.grammar is not None and not isinstance(self.grammar, GrammarSpec):
+            raise BadRequest("grammar must be a GrammarSpec", param="grammar")
+        if self.grammar is not None and self.min_tokens:
+            raise BadRequest(
+                f"min_tokens is {self.min_tokens}, but a structured answer ends where its grammar does; leave it out",
+                param="min_tokens",
+            )
+        _count("allowed_token_ids", len(self.allowed_token_ids), MAX_ALLOWED_TOKEN_IDS)
+        for token_id in self.allowed_token_ids:
+            _whole("allowed_token_ids", token_id, 0, 2**31 - 1)
+        _count("bad_words", len(self.bad_words), MAX_BAD_WORDS)
+        for text in self.bad_words:
+            if not isinstance(text, str) or not text:
+                raise BadRequest("bad_words must hold non-empty strings", param="bad_words")
+            if len(text.encode("utf-8", "surrogatepass")) > MAX_BAD_WORD_BYTES:
+                raise BadRequest(f"a bad word may have {MAX_BAD_WORD_BYTES} bytes; shorten it", param="bad_words")
 
     def _check_choice(self) -> None:
         """What says how many answers are tried, and which are given out."""
@@ -131,6 +158,9 @@ class SamplingParams:
             ("presence_penalty", 0.0),
             ("frequency_penalty", 0.0),
             ("logit_bias", {}),
+            ("grammar", None),
+            ("allowed_token_ids", ()),
+            ("bad_words", ()),
         ):
             if getattr(self, name) != neutral:
                 raise BadRequest(f"beam search draws nothing; leave {name} out, or use_beam_search", param=name)
@@ -156,9 +186,9 @@ class SamplingParams:
 
     def _keep_as_typed(self) -> None:
         """A lone string would otherwise be read as its letters."""
-        for name in ("stop", "stop_token_ids"):
+        for name in ("stop", "stop_token_ids", "allowed_token_ids", "bad_words"):
             value: Any = getattr(self, name)
-            if name == "stop" and isinstance(value, str):
+            if name in ("stop", "bad_words") and isinstance(value, str):
                 value = (value,)
             if value is not None and not isinstance(value, list | tuple):
                 raise BadRequest(f"{name} must be a list", param=name)
@@ -191,12 +221,21 @@ class SamplingParams:
         return not self.use_beam_search and self.num_samples > self.n
 
     @property
+    def is_constrained(self) -> bool:
+        """Something rules tokens out that depends on the answer so far."""
+        return self.grammar is not None or bool(self.allowed_token_ids or self.bad_words_token_ids)
+
+    @property
     def is_greedy(self) -> bool:
         return self.temperature < GREEDY_TEMPERATURE
 
     def check_against_model(self, vocab_size: int) -> None:
         """Raises BadRequest when a token id named here is not in the vocabulary."""
-        for name, ids in (("logit_bias", self.logit_bias), ("stop_token_ids", self.stop_token_ids)):
+        for name, ids in (
+            ("logit_bias", self.logit_bias),
+            ("stop_token_ids", self.stop_token_ids),
+            ("allowed_token_ids", self.allowed_token_ids),
+        ):
             for token_id in ids:
                 if token_id >= vocab_size:
                     raise BadRequest(

@@ -12,6 +12,8 @@ from typing import Any, TypeVar
 import httpx
 from fastapi import FastAPI
 
+from octavo.constraints.grammar import check_grammar
+from octavo.grammar_spec import GrammarSpec
 from octavo.loading.chat_template import ChatTemplate
 from octavo.loading.fake_tokenizer import BOS_TOKEN, EOS_TOKEN, FAKE_CHAT_TEMPLATE, FakeTokenizer
 from octavo.server.app import create_app
@@ -41,6 +43,16 @@ class DirectTemplate:
         self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool, kwargs: Mapping[str, Any]
     ) -> str:
         return self._template.render(messages, add_generation_prompt=add_generation_prompt, **kwargs)
+
+    async def close(self) -> None:
+        return
+
+
+class DirectGrammars:
+    """Compiles in process: the workers have tests of their own."""
+
+    async def check(self, spec: GrammarSpec) -> None:
+        check_grammar(spec)
 
     async def close(self) -> None:
         return
@@ -79,7 +91,9 @@ async def site(
 ) -> AsyncIterator[Site]:
     config = config or ServerConfig()
     own = engine if engine is not None else InProcessEngine(**options)
-    app = create_app(own, FakeTokenizer(), template or DirectTemplate(), config, max_queue=max_queue)
+    app = create_app(
+        own, FakeTokenizer(), template or DirectTemplate(), config, max_queue=max_queue, grammars=DirectGrammars()
+    )
     transport = httpx.ASGITransport(app=app)
     async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
         if isinstance(own, InProcessEngine):

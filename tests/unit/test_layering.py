@@ -14,10 +14,10 @@ PACKAGE = ROOT / "src" / "octavo"
 
 # Lowest first; packages of one layer never import each other.
 LAYERS: tuple[frozenset[str], ...] = (
-    frozenset({"config", "tier_spec", "sampling_params", "outputs", "errors"}),
+    frozenset({"config", "tier_spec", "sampling_params", "grammar_spec", "outputs", "errors"}),
     frozenset({"core", "program"}),
     frozenset({"sampling", "models"}),
-    frozenset({"tiers", "executors", "loading"}),
+    frozenset({"tiers", "executors", "loading", "constraints"}),
     frozenset({"engine"}),
     frozenset({"server", "bench"}),
     frozenset({"cli"}),
@@ -26,6 +26,8 @@ LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 FREE = {"__init__", "__main__", "_native"}  # the public face, and the extension that executors load
 BOTTOM_MAY_IMPORT = {
     ("sampling_params", "errors"),
+    ("sampling_params", "grammar_spec"),
+    ("grammar_spec", "errors"),
     ("config", "errors"),
     ("config", "tier_spec"),
     ("tier_spec", "errors"),

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
-from octavo.core.block import BlockId
+from octavo.core.block import BlockId, SeqId
 from octavo.core.scheduler_output import SchedulerOutput, StepOutput
 
 
@@ -23,14 +23,29 @@ class ExecutorInfo:
     numerics_version: int = 1  # raised when the same tokens come to have other bits; part of a tier's key
 
 
+class StepMasks(Protocol):
+    """Which tokens some rows of a step may draw; a row without an entry may draw any."""
+
+    @property
+    def bitmaps(self) -> Any:
+        """uint32 [n, words], contiguous; bit i % 32 of word i // 32 allows token i."""
+
+    @property
+    def of(self) -> Mapping[SeqId, int]:
+        """A row's bitmap: all draws of the row in this step share it."""
+
+
 class Executor(Protocol):
     """Runs plans in the order given. Owns the KV arena. Not thread-safe: one caller."""
 
     @property
     def info(self) -> ExecutorInfo: ...
 
-    def execute(self, plan: SchedulerOutput) -> StepOutput:
-        """Runs one step. Raises only when the executor as a whole is broken; one row's fault goes to `failed`."""
+    def execute(self, plan: SchedulerOutput, masks: StepMasks | None = None) -> StepOutput:
+        """Runs one step; `masks` may be written over once it is done.
+
+        Raises only when the executor as a whole is broken; one row's fault goes to `failed`.
+        """
 
     def release_blocks(self, block_ids: Sequence[BlockId]) -> None:
         """These blocks hold nothing any more: their memory may go back to the system."""

@@ -84,12 +84,16 @@ class Scheduler:
 
     # -- requests ----------------------------------------------------------------------------------------------------
 
-    def add(self, request: Request) -> None:
-        """Queues the request. Raises BadRequest where it could never run, QueueFull where too many wait."""
+    def check(self, request: Request) -> None:
+        """Raises BadRequest where it could never run, QueueFull where too many wait now."""
         self._check_fits(request)
         if self.num_waiting >= self._ordering.num_places(request, self.config.max_queue):
             raise QueueFull(f"{self.num_waiting} requests are waiting, which is the limit; try again later")
         self._check_queue_tokens(request)
+
+    def add(self, request: Request) -> None:
+        """Queues the request. Raises what `check` raises."""
+        self.check(request)
         if request.request_id in self._roster.requests:
             raise InternalError(f"request id {request.request_id!r} is in use")
         self._num_requests += 1

@@ -15,18 +15,21 @@ import logging
 import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from octavo.constraints.grammar import GrammarCompiler
+from octavo.constraints.table import ConstraintTable
 from octavo.core import prefix_key
 from octavo.core.request import Request
 from octavo.engine.block_mover import BlockMover
 from octavo.engine.deadlines import Deadlines
 from octavo.engine.engine_request import EngineRequest, ForkPoint
+from octavo.engine.grammars import PendingGrammars
 from octavo.engine.idle_check import IdleCheck
 from octavo.engine.info import EngineInfo, EngineStats
 from octavo.engine.output_processor import OutputProcessor
 from octavo.engine.records import Branch, DebugRecord, Place, Records
-from octavo.errors import BadRequest, QueueFull, retry_after_seconds
+from octavo.errors import BadRequest, QueueFull, RequestError, retry_after_seconds
 from octavo.outputs import FinishReason, SequenceDelta
 from octavo.sampling_params import SamplingParams
 
@@ -71,6 +74,9 @@ class Engine:
         self._rng = rng
         self._fingerprint = fingerprint
         self._outputs = OutputProcessor(tokenizer)
+        self._compiler = GrammarCompiler(tokenizer, info.vocab_size, info.eos_token_ids)
+        self._constraints = ConstraintTable(self._compiler, info.vocab_size)
+        self._grammars = PendingGrammars(self._compiler)
         self._records = Records()
         self._pending: list[SequenceDelta] = []  # made between steps, handed out by the next
         self._num_steps = 0
@@ -87,7 +93,7 @@ class Engine:
     @property
     def has_unfinished(self) -> bool:
         """`step` has something to do or to hand out."""
-        return bool(self._pending) or self.scheduler.has_unfinished
+        return bool(self._pending) or self.scheduler.has_unfinished or len(self._grammars) > 0
 
     def add_request(self, request: EngineRequest) -> None:
         """Raises BadRequest when its values are out of bounds or it can never fit, QueueFull when too many wait, and
@@ -117,7 +123,10 @@ class Engine:
             taken.sample_index, taken.num_given_tokens = branch.sample_index, branch.num_given_tokens
         self._outputs.add(taken)
         try:
-            self.scheduler.add(taken)
+            if sampling.grammar is not None:
+                self.scheduler.check(taken)
+            if sampling.grammar is None or not self._grammars.hold(taken, sampling.grammar):
+                self.scheduler.add(taken)
         except BaseException as error:
             self._outputs.forget(request.request_id)
             if isinstance(error, QueueFull):
@@ -127,10 +136,13 @@ class Engine:
         self._deadlines.add(taken, now, request.queue_timeout_seconds, request.timeout_seconds)
 
     def check_request(self, request: EngineRequest) -> None:
-        """Raises BadRequest or NotFound when its values are out of bounds, as `add_request` would; takes nothing."""
+        """Raises BadRequest or NotFound when its values are out of bounds or its grammar cannot be compiled; takes
+        nothing. After it `add_request` need not wait for the grammar."""
         branch = self._branch_of(request, self._clock())
         prompt = branch.prompt_token_ids if branch else request.prompt_token_ids
-        self._checked_sampling(prompt, request.sampling, branch)
+        sampling = self._checked_sampling(prompt, request.sampling, branch)
+        if sampling.grammar is not None:
+            self._compiler.compile(sampling.grammar)
 
     def locate(self, point: ForkPoint, owner: str) -> Place:
         """Where a branch there would begin. Raises NotFound; BadRequest where there is no such choice or token."""
@@ -161,6 +173,8 @@ class Engine:
         began = self._clock()
         for late in self._deadlines.late(began):
             self._end(late.request_id, "error", late.message, late.kind)
+        if self._grammars:
+            self._admit_compiled()
         deltas, self._pending = self._pending, []
         plan = self.scheduler.plan(began)
         self.ran_nothing = plan is None
@@ -170,15 +184,20 @@ class Engine:
             if self._mover is not None:
                 self._mover.move_out()
                 self._mover.move_in(plan)
+            masks = self._constraints.begin(plan)
             entered = self._clock()
-            result = self.executor.execute(plan)
+            result = self.executor.execute(plan, masks)
             left = self._clock()
             self._executor_seconds += left - entered
             self._num_shared_queries += result.num_shared_queries
+            if masks is not None and masks.failed:
+                result = replace(result, failed={**masks.failed, **result.failed})
             for update in self.scheduler.commit(plan, result, left, left - entered):
                 deltas += self._handle(update, left)
             self._outputs.counters.iteration_tokens.add(plan.num_tokens)
             self._num_steps += 1
+        elif self._grammars:
+            self._grammars.wait()
         elif self._mover is not None:
             self._mover.wait()
         self._keep_cache(began)
@@ -273,6 +292,7 @@ class Engine:
         The engine is not used after it.
         """
         self.scheduler.abort_all()
+        self._grammars.close()
         if self._mover is not None:
             self._mover.move_out()
             self._mover.close()
@@ -280,7 +300,8 @@ class Engine:
 
     def _handle(self, update: SequenceUpdate, now: float) -> Iterable[SequenceDelta]:
         try:
-            outcome = self._outputs.process(update, now)
+            is_over = len(self._constraints) > 0 and self._constraints.accept(update.seq_id, update.new_token_ids)
+            outcome = self._outputs.process(update, now, is_over=is_over)
         except Exception:
             _log.exception("request %s ended by a fault in its output", update.request_id)
             self._end(update.request_id, "error", _REQUEST_FAULT)
@@ -290,6 +311,16 @@ class Engine:
         if outcome.must_stop:
             self.scheduler.finish(update.seq_id)
         return outcome.deltas
+
+    def _admit_compiled(self) -> None:
+        """Requests whose grammar came to be ready go to the scheduler; the others end with what was wrong."""
+        for request, error in self._grammars.take_ready():
+            try:
+                if error is not None:
+                    raise error
+                self.scheduler.add(request)
+            except RequestError as refusal:
+                self._end(request.request_id, "error", refusal.message, refusal.code or "refused")
 
     def _keep_cache(self, now: float) -> None:
         if self._keeper is not None:
@@ -303,6 +334,7 @@ class Engine:
             self.executor.release_blocks(released)
 
     def _end(self, request_id: str, reason: FinishReason, error: str | None, error_code: str | None = None) -> None:
+        self._grammars.drop(request_id)
         self.scheduler.abort(request_id)
         self._pending += self._outputs.end(request_id, reason, self._clock(), error, error_code)
 
@@ -367,4 +399,13 @@ class Engine:
                 param="min_tokens",
             )
         max_tokens = room if sampling.max_tokens is None else min(sampling.max_tokens, room)
-        return sampling if max_tokens == sampling.max_tokens else replace(sampling, max_tokens=max_tokens)
+        changes: dict[str, Any] = {} if max_tokens == sampling.max_tokens else {"max_tokens": max_tokens}
+        if sampling.bad_words:
+            changes["bad_words_token_ids"] = self._bad_words(sampling.bad_words)
+        return replace(sampling, **changes) if changes else sampling
+
+    def _bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        """Each as it is written at the beginning of a text and behind a blank."""
+        spelled = [text for word in words for text in (word, f" {word.lstrip()}")]
+        ids = self.tokenizer.encode_batch(spelled, add_special_tokens=False, parse_special=False)
+        return tuple(dict.fromkeys(tuple(each) for each in ids if each))

@@ -40,7 +40,7 @@ class OutputCounters:
 
 class Outcome(NamedTuple):
     deltas: tuple[SequenceDelta, ...]
-    must_stop: bool  # a stop string ended the sample; the scheduler does not know yet
+    must_stop: bool  # a stop string or a grammar ended the sample; the scheduler does not know yet
 
 
 class _Sample:
@@ -115,14 +115,19 @@ class OutputProcessor:
         self._states.pop(request_id, None)
         self._unstarted.pop(request_id, None)
 
-    def process(self, update: SequenceUpdate, now: float) -> Outcome | None:
-        """None when the sample is gone. Raises whatever detokenising raises: the caller ends that request."""
+    def process(self, update: SequenceUpdate, now: float, *, is_over: bool = False) -> Outcome | None:
+        """None when the sample is gone. `is_over`: it ends with these tokens, whatever the scheduler says.
+
+        Raises whatever detokenising raises: the caller ends that request.
+        """
         state = self._states.get(update.request_id)
         if state is None or state.samples[update.index].finished:
             return None
         sample = state.samples[update.index]
         text, num_taken, stop_string = _read_tokens(state, sample, update)
         finish_reason: FinishReason | None = "stop" if stop_string is not None else update.finish_reason
+        if is_over and finish_reason in (None, "length"):
+            finish_reason = "stop"
         stop_reason: str | int | None = stop_string
         if finish_reason is not None and stop_string is None and update.error is None:
             # Of a sample that broke, what was held back is dropped: it may be half a character or half a stop string.
@@ -148,7 +153,7 @@ class OutputProcessor:
             score=update.score,
         )
         deltas = (delta,) if state.choice is None else state.choice.take(delta)
-        return Outcome(deltas, must_stop=stop_string is not None and update.finish_reason is None)
+        return Outcome(deltas, must_stop=finish_reason is not None and update.finish_reason is None)
 
     def end(
         self,

@@ -20,6 +20,7 @@ from octavo.core.request import Request, Status
 from octavo.core.swap_costs import SwapDecision
 from octavo.engine.engine_request import ForkPoint, call_of
 from octavo.errors import BadRequest, NotFound
+from octavo.grammar_spec import GrammarSpec
 from octavo.outputs import CacheReport, FinishReason
 
 if TYPE_CHECKING:
@@ -350,7 +351,9 @@ def _parameters(sampling: SamplingParams) -> dict[str, Parameter]:
         value = getattr(sampling, each.name)
         if each.name == "seed":
             continue  # the record has the one in use
-        if isinstance(value, _PLAIN):
+        if isinstance(value, GrammarSpec):
+            told[each.name] = value.kind
+        elif isinstance(value, _PLAIN):
             told[each.name] = value
         else:
             told[f"num_{each.name}"] = len(value)

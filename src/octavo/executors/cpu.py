@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from octavo import _native
 from octavo.core.block import BlockId, SeqId
-from octavo.core.protocols import ExecutorInfo
+from octavo.core.protocols import ExecutorInfo, StepMasks
 from octavo.core.scheduler_output import SchedulerOutput, StepOutput
 from octavo.errors import ConfigError
 from octavo.executors.cpu_drawing import (
@@ -32,6 +32,7 @@ from octavo.program.ops import Program
 from octavo.program.parameters import ParameterSource
 
 Float32 = npt.NDArray[np.float32]
+NO_MASKS = np.zeros(0, np.int32)
 TILE_TOKENS = 16  # block sizes are multiples of it
 
 
@@ -100,7 +101,7 @@ class CpuExecutor:
             layout=f"cpu-kv-tile{TILE_TOKENS}-{self._kv_dtype}",
         )
 
-    def execute(self, plan: SchedulerOutput) -> StepOutput:
+    def execute(self, plan: SchedulerOutput, masks: StepMasks | None = None) -> StepOutput:
         """One step; see `core.protocols.Executor`."""
         rows = self._rows
         rows.apply(plan)
@@ -128,6 +129,8 @@ class CpuExecutor:
             prompt_queries=asked.queries,
             row_tokens=rows.token_ids,
             row_num_tokens=rows.num_tokens,
+            masks=None if masks is None else masks.bitmaps,
+            mask_of=NO_MASKS if masks is None else np.fromiter((masks.of.get(s, -1) for s, _ in drawn), np.int32),
             logits=logits,
         )
         if logits is not None:

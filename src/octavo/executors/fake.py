@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from zlib import crc32
 
 from octavo.core.block import BlockId, SeqId
-from octavo.core.protocols import ExecutorInfo
+from octavo.core.protocols import ExecutorInfo, StepMasks
 from octavo.core.scheduler_output import AddedRow, SchedulerOutput, StepOutput
 from octavo.outputs import TokenLogprobs
 
@@ -85,8 +85,11 @@ class FakeExecutor:
             layout="fake-2",
         )
 
-    def execute(self, plan: SchedulerOutput) -> StepOutput:
-        """Applies the deltas, writes the scheduled tokens' slots, draws from what the tables lead to."""
+    def execute(self, plan: SchedulerOutput, masks: StepMasks | None = None) -> StepOutput:
+        """Applies the deltas, writes the scheduled tokens' slots, draws from what the tables lead to.
+
+        Of a row with a mask the first token allowed is drawn, counting up from the one it would draw without.
+        """
         if self.on_step is not None:
             self.on_step(plan)
         self.num_steps += 1
@@ -113,6 +116,8 @@ class FakeExecutor:
             wanted = row.added.num_top
             for draw in range(num_samples):
                 token_id = self._draw(row, history, draw)
+                if masks is not None and seq_id in masks.of:
+                    token_id = _allowed_from(token_id, masks.bitmaps[masks.of[seq_id]], self.vocab_size)
                 if wanted is not None:
                     logprobs[len(token_ids)] = self._logprobs(history, token_id, wanted)
                 token_ids.append(token_id)
@@ -235,6 +240,14 @@ class FakeExecutor:
 def hashed_token(history: tuple[int, ...], seed: int, index: int) -> int:
     """A checksum of everything: any difference in the history, the seed or the sample gives another token."""
     return crc32(array("q", [*history, seed & 0xFFFFFFFF, seed >> 32, index]).tobytes())
+
+
+def _allowed_from(token_id: int, bitmap: Sequence[int], vocab_size: int) -> int:
+    for step in range(vocab_size):
+        candidate = (token_id + step) % vocab_size
+        if int(bitmap[candidate // 32]) >> (candidate % 32) & 1:
+            return candidate
+    return token_id
 
 
 def _extend(checksum: int, token_id: int) -> int:

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from octavo.core.block import BlockId, SeqId
-from octavo.core.protocols import ExecutorInfo
+from octavo.core.protocols import ExecutorInfo, StepMasks
 from octavo.core.scheduler_output import SchedulerOutput, StepOutput
 from octavo.errors import ModelFileError
 from octavo.executors.reference_ops import attend_token, run_row_op
@@ -77,7 +77,7 @@ class ReferenceExecutor:
             layout=f"reference-kv-float32-{'x'.join(map(str, self._block_shape))}",
         )
 
-    def execute(self, plan: SchedulerOutput) -> StepOutput:
+    def execute(self, plan: SchedulerOutput, masks: StepMasks | None = None) -> StepOutput:
         """One step; see `core.protocols.Executor`."""
         self._rows.apply(plan)
         self._copy(plan.copies)
@@ -86,9 +86,8 @@ class ReferenceExecutor:
         selected = np.union1d(batch.logits_rows, [t for places in prompt_places.values() for t in places]).astype(int)
         with np.errstate(all="ignore"):  # NaN and infinity are data here: they end as a failed row
             logits = self._forward(batch, selected)
-            output = self._draw(
-                plan, batch, {int(t): row for t, row in zip(selected, logits, strict=True)}, prompt_places
-            )
+            of_token = {int(t): row for t, row in zip(selected, logits, strict=True)}
+            output = self._draw(plan, batch, of_token, prompt_places, masks)
         return StepOutput(
             token_ids=output.token_ids,
             logprobs=output.logprobs,
@@ -199,6 +198,7 @@ class ReferenceExecutor:
         batch: StepBatch,
         logits: dict[int, Float32],
         prompt_places: dict[SeqId, list[int]],
+        masks: StepMasks | None,
     ) -> StepOutput:
         """`logits`: by row of the step. Appends each row's first sample to it."""
         self.last_logits = {}
@@ -218,7 +218,7 @@ class ReferenceExecutor:
                         for t in prompt_places[seq_id]
                     ]
                 for draw_index in range(num_samples):
-                    drawer = self._drawer(seq_id, draw_index)
+                    drawer = self._drawer(seq_id, draw_index, masks)
                     token_ids.append(sampling.draw(logits[last], drawer))
                     wanted = self._rows.added[seq_id].num_top
                     if wanted is not None:
@@ -233,7 +233,7 @@ class ReferenceExecutor:
                     self.last_logits[seq_id] = logits[last].copy()
         return StepOutput(token_ids, logprobs, prompt_logprobs, failed)
 
-    def _drawer(self, seq_id: SeqId, draw_index: int) -> sampling.Drawer:
+    def _drawer(self, seq_id: SeqId, draw_index: int, masks: StepMasks | None) -> sampling.Drawer:
         added = self._rows.added[seq_id]
         row = self._rows.row_of[seq_id]
         tokens = self._rows.token_ids[row, : self._rows.num_tokens[row]].tolist()
@@ -244,6 +244,7 @@ class ReferenceExecutor:
             prompt_token_ids=tokens[: added.num_prompt_tokens],
             output_token_ids=tokens[added.num_prompt_tokens :],
             end_token_ids=added.end_token_ids,
+            allowed=masks.bitmaps[masks.of[seq_id]] if masks is not None and seq_id in masks.of else None,
         )
 
 

@@ -24,6 +24,7 @@ from octavo.sampling_params import SamplingParams
 Float32 = npt.NDArray[np.float32]
 Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
+UInt32 = npt.NDArray[np.uint32]
 
 LOGPROB_FLOOR = -9999.0  # finite, so that it survives JSON; e^-9999 is 0 in any float
 
@@ -38,6 +39,7 @@ class Drawer:
     prompt_token_ids: Sequence[int]
     output_token_ids: Sequence[int]  # sampled so far
     end_token_ids: Sequence[int] = ()  # masked while fewer than min_tokens were sampled
+    allowed: UInt32 | None = None  # [words]: bit i % 32 of word i // 32 allows token i; None: all
 
 
 class UndrawableError(ValueError):
@@ -86,6 +88,9 @@ def adjusted(logits: Float32, drawer: Drawer) -> Float32:
     if len(drawer.output_token_ids) < sampling.min_tokens:
         ends = np.asarray(drawer.end_token_ids, np.int64)
         out[ends[(ends >= 0) & (ends < len(out))]] = -np.inf  # one beyond the logits can never be drawn
+    if drawer.allowed is not None:
+        bits = np.unpackbits(drawer.allowed.astype("<u4").view(np.uint8), bitorder="little")[: len(out)]
+        out[bits == 0] = -np.inf
     return out
 
 

@@ -17,10 +17,10 @@ from octavo.server.docs_page import PAGE, PAGE_POLICY, install_openapi
 from octavo.server.door import Door
 from octavo.server.errors import json_response
 from octavo.server.metrics import CONTENT_TYPE, ServerMetrics
-from octavo.server.openai import chat, completions, forks, models
+from octavo.server.openai import chat, completions, forks, models, schema_check
 from octavo.server.openai.call import Routes
 from octavo.server.openai.parse import UnknownNames
-from octavo.server.protocol import EngineLike, TemplateLike, TokenizerLike
+from octavo.server.protocol import EngineLike, GrammarChecker, TemplateLike, TokenizerLike
 from octavo.server.state import Loaded, Phase, ServerState
 
 DEFAULT_MAX_QUEUE = 512
@@ -33,10 +33,11 @@ def create_app(
     config: ServerConfig,
     *,
     max_queue: int = DEFAULT_MAX_QUEUE,
+    grammars: GrammarChecker | None = None,
 ) -> FastAPI:
     """The application of an engine that is ready."""
     state = ServerState(config, ServerMetrics())
-    state.set_ready(Loaded(engine, tokenizer, template, config, max_queue))
+    state.set_ready(Loaded(engine, tokenizer, template, config, max_queue, grammars))
     return build_app(state)
 
 
@@ -79,6 +80,11 @@ def _add_openai(app: FastAPI, routes: Routes) -> None:
     async def create_fork(request: Request) -> Response:
         """Other continuations of an earlier answer, live or ended lately, from any of its tokens on."""
         return await forks.create_fork(routes, request)
+
+    @app.post("/v1/schema/check", response_class=Response)
+    async def check_schema(request: Request) -> Response:
+        """Whether a JSON schema, regex, choice or grammar can be enforced, and if not why."""
+        return await schema_check.check_schema(routes, request)
 
     @app.get("/v1/models", response_class=Response)
     async def list_models() -> Response:

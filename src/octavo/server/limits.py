@@ -52,6 +52,13 @@ class Limits:
     num_render_workers: int = 2
     render_memory_bytes: int = 2**30  # address space of a render worker
 
+    # Grammars of structured outputs
+    max_grammar_bytes: int = 128 * 2**10  # of a schema, regex, choice or grammar
+    max_schema_depth: int = 32
+    grammar_timeout_seconds: float = 5.0  # to compile one
+    num_grammar_workers: int = 1
+    grammar_memory_bytes: int = 2**30  # address space of a grammar worker
+
     # Work
     max_prompts: int = 2048  # of one call
     max_samples: int = 4096  # prompts x n, best_of or beam_width

@@ -14,7 +14,14 @@ from pydantic import BaseModel
 from pydantic.json_schema import JsonSchemaMode, models_json_schema
 
 from octavo.server.openai import responses as shapes
-from octavo.server.openai.schemas import ChatRequest, CompletionRequest, DetokenizeRequest, ForkRequest, TokenizeRequest
+from octavo.server.openai.schemas import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    ForkRequest,
+    SchemaCheckRequest,
+    TokenizeRequest,
+)
 
 _REF: Final = "#/components/schemas/{model}"
 # (method, path) -> (what the body holds, what an answer is)
@@ -22,6 +29,7 @@ SHAPES: Final[dict[tuple[str, str], tuple[type[BaseModel] | None, type[BaseModel
     ("post", "/v1/chat/completions"): (ChatRequest, shapes.ChatCompletion),
     ("post", "/v1/completions"): (CompletionRequest, shapes.Completion),
     ("post", "/v1/fork"): (ForkRequest, shapes.Fork),
+    ("post", "/v1/schema/check"): (SchemaCheckRequest, shapes.SchemaCheck),
     ("get", "/v1/models"): (None, shapes.ModelList),
     ("get", "/v1/models/{model}"): (None, shapes.ModelCard),
     ("post", "/tokenize"): (TokenizeRequest, shapes.Tokens),

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from octavo.engine.engine_request import EngineRequest, ForkPoint
 from octavo.engine.info import EngineInfo, EngineStats
 from octavo.engine.records import DebugRecord, Place
+from octavo.grammar_spec import GrammarSpec
 from octavo.loading.tokenizer import TokenizerLike
 from octavo.outputs import SequenceDelta
 
@@ -55,4 +56,11 @@ class TemplateLike(Protocol):
     async def close(self) -> None: ...
 
 
-__all__ = ["EngineLike", "TemplateLike", "TokenizerLike"]
+class GrammarChecker(Protocol):
+    async def check(self, spec: GrammarSpec) -> None:
+        """Raises BadRequest when it cannot be compiled within the limits."""
+
+    async def close(self) -> None: ...
+
+
+__all__ = ["EngineLike", "GrammarChecker", "TemplateLike", "TokenizerLike"]

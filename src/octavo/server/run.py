@@ -32,9 +32,10 @@ if TYPE_CHECKING:
 
     from octavo.engine.async_engine import AsyncEngine
     from octavo.loading.front import Front
+    from octavo.server.grammar_workers import GrammarWorkers
     from octavo.server.protocol import TemplateLike, TokenizerLike
     from octavo.server.state import ServerState
-    from octavo.server.worker import TemplateWorkers
+    from octavo.server.template_workers import TemplateWorkers
 
 EXIT_OK = 0
 EXIT_ENGINE_DIED = 3
@@ -116,6 +117,7 @@ class _Serving:
         self._starting: asyncio.Task[AsyncEngine] | None = None
         self._engine: AsyncEngine | None = None
         self._workers: TemplateWorkers | None = None
+        self._grammars: GrammarWorkers | None = None
 
     async def run(self) -> int:
         try:
@@ -124,6 +126,8 @@ class _Serving:
         finally:
             if self._workers is not None:
                 await self._workers.close()
+            if self._grammars is not None:
+                await self._grammars.close()
             if self._starting is not None and not self._starting.done():
                 self._starting.cancel()
                 await asyncio.wait((self._starting,))
@@ -173,6 +177,7 @@ class _Serving:
         serving: asyncio.Task[None],
     ) -> bool:
         """Until the model is ready. False: told to stop, or the HTTP server ended, before that."""
+        from octavo.server.grammar_workers import GrammarWorkers
         from octavo.server.state import Loaded
 
         loading = asyncio.create_task(self._load_parts(starting))
@@ -184,7 +189,9 @@ class _Serving:
             return False
         tokenizer, template = loading.result()
         assert self._engine is not None
-        state.set_ready(Loaded(self._engine, tokenizer, template, self._config, self._engine_config.max_queue))
+        self._grammars = GrammarWorkers(self._config.limits)
+        max_queue = self._engine_config.max_queue
+        state.set_ready(Loaded(self._engine, tokenizer, template, self._config, max_queue, self._grammars))
         gc.freeze()
         gc.enable()
         return True
@@ -212,7 +219,7 @@ class _Serving:
             return None
         source = _template_source(self._config, front)
         if source is not None:
-            from octavo.server.worker import TemplateWorkers
+            from octavo.server.template_workers import TemplateWorkers
 
             self._workers = TemplateWorkers(
                 source, bos_token=front.bos_token, eos_token=front.eos_token, limits=self._config.limits

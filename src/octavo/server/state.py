@@ -16,8 +16,9 @@ from octavo.errors import EngineDead, NotFound
 from octavo.server.admission import Admission
 from octavo.server.config import ServerConfig
 from octavo.server.errors import ServiceUnavailable
+from octavo.server.grammar_workers import GrammarWorkers
 from octavo.server.prompts import PromptEncoder
-from octavo.server.protocol import EngineLike, TemplateLike, TokenizerLike
+from octavo.server.protocol import EngineLike, GrammarChecker, TemplateLike, TokenizerLike
 
 if TYPE_CHECKING:
     from octavo.server.metrics import ServerMetrics
@@ -40,12 +41,14 @@ class Loaded:
         template: TemplateLike | None,
         config: ServerConfig,
         max_queue: int,
+        grammars: GrammarChecker | None = None,
     ) -> None:
         info = engine.info
         self.engine = engine
         self.info = info
         self.tokenizer = tokenizer
         self.template = template
+        self.grammars: GrammarChecker = grammars or GrammarWorkers(config.limits)
         self.encoder = PromptEncoder(tokenizer, template, info, config.limits)
         self.fingerprint = f"octavo-{__version__}-{info.executor}-{info.isa}"  # what equal numbers can be expected of
         self.model_names = config.served_model_names or (info.model,)

@@ -1,6 +1,6 @@
-"""What the server and a render worker say to each other: msgpack in length-prefixed frames, as with the engine.
+"""What the server and a worker say to each other: msgpack in length-prefixed frames, as with the engine.
 
-    server -> worker   Setup, then Render ...
+    server -> worker   Setup, then Render or CheckGrammar ...
     worker -> server   Rendered | Refused, one for each
 
 Refuses kinds it does not know; never pickle.
@@ -13,14 +13,15 @@ from typing import Any, Final, TypeAlias
 import msgspec
 
 from octavo.engine.frames import HEADER_BYTES, body_length
+from octavo.grammar_spec import GrammarSpec
 
 
 class Setup(msgspec.Struct, frozen=True, tag="setup"):
-    source: str  # the template
+    source: str | None  # the template; None: this worker renders nothing
     bos_token: str
     eos_token: str
     max_output_bytes: int
-    cpu_seconds: int  # of one render
+    cpu_seconds: int  # of one piece of work
     memory_bytes: int
 
 
@@ -30,15 +31,19 @@ class Render(msgspec.Struct, frozen=True, tag="render"):
     kwargs: dict[str, Any]
 
 
+class CheckGrammar(msgspec.Struct, frozen=True, tag="grammar"):
+    spec: GrammarSpec
+
+
 class Rendered(msgspec.Struct, frozen=True, tag="rendered"):
-    text: str  # empty in answer to Setup
+    text: str  # empty in answer to anything but Render
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused"):
     message: str
 
 
-ToWorker: TypeAlias = Setup | Render
+ToWorker: TypeAlias = Setup | Render | CheckGrammar
 FromWorker: TypeAlias = Rendered | Refused
 
 _TO_WORKER: Final = msgspec.msgpack.Decoder(ToWorker)
@@ -61,6 +66,7 @@ def decode_from_worker(body: bytes) -> FromWorker:
 
 __all__ = [
     "HEADER_BYTES",
+    "CheckGrammar",
     "Refused",
     "Render",
     "Rendered",

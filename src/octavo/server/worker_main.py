@@ -1,7 +1,8 @@
-"""A render worker, started by worker.py with its end of a socket pair. Renders chat templates until its socket closes.
+"""A worker, started by worker_pool.py with its end of a socket pair: renders chat templates or compiles grammars until
+its socket closes.
 
-Refuses what takes too much: memory (address space), processor time of one render, output. It holds no key, opens no
-file and no network connection; the server kills it when it is late. One render at a time.
+Refuses what takes too much: memory (address space), processor time of one piece of work, output. It holds no key, opens
+no file and no network connection; the server kills it when it is late. One piece of work at a time.
 """
 
 from __future__ import annotations
@@ -10,12 +11,13 @@ import resource
 import socket
 import sys
 
+from octavo.constraints.grammar import check_grammar
 from octavo.errors import OctavoError
 from octavo.loading.chat_template import ChatTemplate
 from octavo.server import worker_frames as frames
 
 
-class RenderWorker:
+class Worker:
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
         self._template: ChatTemplate | None = None
@@ -31,6 +33,10 @@ class RenderWorker:
         try:
             if isinstance(message, frames.Setup):
                 return self._set_up(message)
+            self._allow_seconds()
+            if isinstance(message, frames.CheckGrammar):
+                check_grammar(message.spec)
+                return frames.Rendered("")
             return self._render(message)
         except OctavoError as error:
             return frames.Refused(error.message)
@@ -47,21 +53,24 @@ class RenderWorker:
         resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
         self._max_output_bytes = setup.max_output_bytes
         self._cpu_seconds = setup.cpu_seconds
-        self._template = ChatTemplate(setup.source, setup.bos_token, setup.eos_token)
+        if setup.source is not None:
+            self._template = ChatTemplate(setup.source, setup.bos_token, setup.eos_token)
         return frames.Rendered("")
 
     def _render(self, request: frames.Render) -> frames.FromWorker:
-        assert self._template is not None, "Setup comes first"
-        usage = resource.getrusage(resource.RUSAGE_SELF)
-        used = int(usage.ru_utime + usage.ru_stime)
-        _, hard = resource.getrlimit(resource.RLIMIT_CPU)
-        resource.setrlimit(resource.RLIMIT_CPU, (used + self._cpu_seconds + 1, hard))  # SIGXCPU ends the process
+        assert self._template is not None, "Setup comes first, with a template"
         text = self._template.render(
             request.messages, add_generation_prompt=request.add_generation_prompt, **request.kwargs
         )
         if len(text.encode("utf-8")) > self._max_output_bytes:
             return frames.Refused(f"its output is above {self._max_output_bytes} bytes")
         return frames.Rendered(text)
+
+    def _allow_seconds(self) -> None:
+        usage = resource.getrusage(resource.RUSAGE_SELF)
+        used = int(usage.ru_utime + usage.ru_stime)
+        _, hard = resource.getrlimit(resource.RLIMIT_CPU)
+        resource.setrlimit(resource.RLIMIT_CPU, (used + self._cpu_seconds + 1, hard))  # SIGXCPU ends the process
 
     def _receive(self) -> bytes | None:
         header = self._exactly(frames.HEADER_BYTES)
@@ -79,4 +88,4 @@ class RenderWorker:
 
 def main() -> None:
     with socket.socket(fileno=int(sys.argv[1])) as sock:
-        RenderWorker(sock).run()
+        Worker(sock).run()

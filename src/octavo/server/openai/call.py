@@ -14,6 +14,7 @@ from fastapi import Request, Response
 
 from octavo.engine.engine_request import EngineRequest, ForkPoint, new_request_id, request_id_in
 from octavo.errors import BadRequest
+from octavo.grammar_spec import GrammarSpec
 from octavo.outputs import CacheReport, SequenceDelta
 from octavo.sampling_params import SamplingParams
 from octavo.server.caller import Caller
@@ -21,6 +22,7 @@ from octavo.server.generation import Generation
 from octavo.server.openai.logprobs import TokenNames
 from octavo.server.openai.parse import UnknownNames
 from octavo.server.openai.schemas import SamplingFields
+from octavo.server.openai.structured import grammar_of
 from octavo.server.state import Loaded, ServerState
 from octavo.server.streaming import EventStream, Started, ToChunks, events
 
@@ -47,6 +49,13 @@ class Call:
         self._kind = kind
         self.id = f"{prefix}-{new_request_id()}"  # ours and unguessable: it opens the record and forks of the call
         self._created = int(time.time())
+
+    async def grammar(self) -> GrammarSpec | None:
+        """What the answer must look like; it can be compiled. Raises BadRequest."""
+        spec = grammar_of(self.body, self.state.config.limits)
+        if spec is not None:
+            await self.loaded.grammars.check(spec)
+        return spec
 
     def generation(self, prompts: Sequence[Sequence[int]], sampling: SamplingParams) -> Generation:
         num_samples = self.body.n or 1

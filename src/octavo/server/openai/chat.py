@@ -36,7 +36,7 @@ async def _answer(routes: Routes, http: Request) -> Response:
     body = await read(http, ChatRequest, routes.state.config.limits, routes.unknown_names)
     call = _ChatCall(routes, http, body)
     check_tools(body)
-    sampling = chat_sampling(body)
+    sampling = chat_sampling(body, await call.grammar())
     sampling.check_against_model(call.loaded.info.vocab_size)
     prompt = await routes.state.loaded.encoder.encode_messages(
         template_messages(body.messages),

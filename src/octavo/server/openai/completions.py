@@ -30,7 +30,7 @@ async def create_completion(routes: Routes, http: Request) -> Response:
 async def _answer(routes: Routes, http: Request) -> Response:
     body = await read(http, CompletionRequest, routes.state.config.limits, routes.unknown_names)
     call = CompletionCall(routes, http, body)
-    sampling = completion_sampling(body)
+    sampling = completion_sampling(body, await call.grammar())
     info, limits = call.loaded.info, routes.state.config.limits
     sampling.check_against_model(info.vocab_size)
     texts = _prompts(body)

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from octavo.engine.info import EngineInfo
 from octavo.errors import BadRequest
+from octavo.grammar_spec import GrammarSpec
 from octavo.sampling_params import SamplingParams
 from octavo.server.limits import MAX_CACHE_SALT_BYTES, MAX_TEMPLATE_KWARGS_BYTES, Limits
 from octavo.server.openai.schemas import (
@@ -32,16 +33,22 @@ OWN_TEMPLATE_NAMES = frozenset(
 _MAX_KWARGS_DEPTH = 16
 
 
-def chat_sampling(request: ChatRequest) -> SamplingParams:
+def chat_sampling(request: ChatRequest, grammar: GrammarSpec | None = None) -> SamplingParams:
     """Raises BadRequest."""
     if request.top_logprobs and not request.logprobs:
         raise BadRequest("top_logprobs needs logprobs: true; set it, or leave top_logprobs out", param="top_logprobs")
     logprobs = (request.top_logprobs or 0) if request.logprobs else None
     max_tokens = _one_of(request.max_tokens, request.max_completion_tokens)
-    return _sampling(request, max_tokens=max_tokens, logprobs=logprobs, prompt_logprobs=request.prompt_logprobs)
+    return _sampling(
+        request,
+        max_tokens=max_tokens,
+        logprobs=logprobs,
+        prompt_logprobs=request.prompt_logprobs,
+        grammar=grammar,
+    )
 
 
-def completion_sampling(request: CompletionRequest) -> SamplingParams:
+def completion_sampling(request: CompletionRequest, grammar: GrammarSpec | None = None) -> SamplingParams:
     """Raises BadRequest. max_tokens 0 (score the prompt, or echo it) gives one sample: n copies are made of it."""
     max_tokens = _one_of(request.max_tokens, request.max_completion_tokens)
     prompt_logprobs = request.prompt_logprobs
@@ -56,6 +63,7 @@ def completion_sampling(request: CompletionRequest) -> SamplingParams:
         max_tokens=DEFAULT_COMPLETION_TOKENS if max_tokens is None else max_tokens,
         logprobs=request.logprobs,
         prompt_logprobs=prompt_logprobs,
+        grammar=grammar,
     )
 
 
@@ -75,7 +83,12 @@ def _one_of(max_tokens: int | None, max_completion_tokens: int | None) -> int | 
 
 
 def _sampling(
-    request: SamplingFields, *, max_tokens: int | None, logprobs: int | None, prompt_logprobs: int | None
+    request: SamplingFields,
+    *,
+    max_tokens: int | None,
+    logprobs: int | None,
+    prompt_logprobs: int | None,
+    grammar: GrammarSpec | None = None,
 ) -> SamplingParams:
     _check_common(request)
     return SamplingParams(
@@ -103,6 +116,9 @@ def _sampling(
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
         skip_special_tokens=_or(request.skip_special_tokens, True),
+        grammar=grammar,
+        allowed_token_ids=tuple(request.allowed_token_ids or ()),
+        bad_words=tuple(request.bad_words or ()),
     )
 
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable, Mapping
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 from fastapi import Request
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from octavo.errors import BadRequest, short_number
@@ -89,11 +90,30 @@ def validate(schema: type[Schema], data: dict[str, Any], unknown: UnknownNames) 
 
 
 def check_neutral(schema: type[BaseModel], present: Mapping[str, Any]) -> None:
-    """Raises BadRequest naming the first field that this server does not implement and that asks for something."""
+    """Raises BadRequest naming the first field that this server does not implement and that asks for something; also
+    inside the objects that a field holds."""
     for name, value in present.items():
         field = schema.model_fields.get(name)
-        if field is not None and (values := neutral_values(field)) is not None:
+        if field is None:
+            continue
+        if (values := neutral_values(field)) is not None:
             _check_neutral(name, value, values)
+        elif isinstance(value, dict) and (inner := _object_in(field)) is not None:
+            _check_inside(name, inner, value)
+
+
+def _object_in(field: FieldInfo) -> type[BaseModel] | None:
+    """The schema of the object that a field holds, where it holds one."""
+    kinds = [kind for kind in (field.annotation, *get_args(field.annotation)) if isinstance(kind, type)]
+    return next((kind for kind in kinds if issubclass(kind, BaseModel)), None)
+
+
+def _check_inside(name: str, schema: type[BaseModel], value: Mapping[str, Any]) -> None:
+    """Raises BadRequest with the outer field's name."""
+    try:
+        check_neutral(schema, {key: each for key, each in value.items() if each is not None})
+    except BadRequest as error:
+        raise BadRequest(f"{name}.{error.message}", param=name) from None
 
 
 def _check_neutral(name: str, value: Any, values: list[Any]) -> None:

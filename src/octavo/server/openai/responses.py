@@ -36,6 +36,12 @@ class UsageBody(Shape):
     prompt_tokens_details: PromptTokensDetails
 
 
+class SchemaCheck(Shape):
+    supported: bool
+    kind: Literal["json_object", "json_schema", "regex", "choice", "grammar"]
+    message: str | None  # why it is not
+
+
 class RecordedCache(Shape):
     """Why a prompt hit the prefix cache as far as it did, and no further."""
 

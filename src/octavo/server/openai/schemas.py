@@ -12,7 +12,10 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.fields import FieldInfo
 
+from octavo.constraints.grammar import MAX_CHOICES
 from octavo.sampling_params import (
+    MAX_ALLOWED_TOKEN_IDS,
+    MAX_BAD_WORDS,
     MAX_BEAM_WIDTH,
     MAX_LENGTH_PENALTY,
     MAX_LOGIT_BIAS,
@@ -65,7 +68,53 @@ class StreamOptions(Model):
     include_obfuscation: Any = neutral(False)
 
 
-class SamplingFields(Model):
+Choices = Annotated[list[str], Field(min_length=1, max_length=MAX_CHOICES, fail_fast=True)]
+
+
+class JsonSchema(Model):
+    name: Annotated[str, Field(max_length=MAX_TOOL_NAME_CHARS)] | None = None
+    description: str | None = None
+    schema_: dict[str, Any] | bool | None = Field(default=None, alias="schema", description="a JSON schema")
+    strict: bool | None = None  # a schema is always enforced, or refused
+
+
+class ResponseFormat(Model):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+
+class StructuredOutputs(Model):
+    """vLLM's: one of json, json_object, regex, choice and grammar."""
+
+    json_: dict[str, Any] | bool | str | None = Field(default=None, alias="json", description="a JSON schema")
+    json_object: bool | None = None
+    regex: str | None = None
+    choice: Choices | None = Field(default=None, description="a list of strings")
+    grammar: str | None = None  # in Lark's or GBNF's notation
+    disable_any_whitespace: bool | None = None
+    whitespace_pattern: Any = neutral()
+    structural_tag: Any = neutral()
+
+
+class FormFields(Model):
+    """What an answer must look like."""
+
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: dict[str, Any] | str | None = Field(default=None, description="a JSON schema")
+    guided_regex: str | None = None
+    guided_choice: Choices | None = Field(default=None, description="a list of strings")
+    guided_grammar: str | None = None
+
+
+class SchemaCheckRequest(FormFields):
+    """POST /v1/schema/check: one of them, or `schema`, as a later request would send it."""
+
+    model: Annotated[str, Field(max_length=MAX_MODEL_NAME_CHARS)] | None = None
+    schema_: dict[str, Any] | bool | None = Field(default=None, alias="schema", description="a JSON schema")
+
+
+class SamplingFields(FormFields):
     """What chat and completions share."""
 
     model: Annotated[str, Field(max_length=MAX_MODEL_NAME_CHARS)] | None = None
@@ -104,18 +153,13 @@ class SamplingFields(Model):
     safety_identifier: Annotated[str, Field(max_length=MAX_USER_CHARS)] | None = None  # the newer name of `user`
     prompt_cache_key: Annotated[str, Field(max_length=MAX_USER_CHARS)] | None = None  # a routing hint: one cache here
 
+    allowed_token_ids: Annotated[list[TokenId], Field(max_length=MAX_ALLOWED_TOKEN_IDS, fail_fast=True)] | None = None
+    bad_words: Annotated[list[str], Field(max_length=MAX_BAD_WORDS, fail_fast=True)] | None = None
+
     spaces_between_special_tokens: Any = neutral(True)
     truncate_prompt_tokens: Any = neutral()
-    allowed_token_ids: Any = neutral([])
-    bad_words: Any = neutral([])
     logits_processors: Any = neutral([])
     logprob_token_ids: Any = neutral([])
-    response_format: Any = neutral({"type": "text"})
-    structured_outputs: Any = neutral({})
-    guided_json: Any = neutral()
-    guided_regex: Any = neutral()
-    guided_choice: Any = neutral()
-    guided_grammar: Any = neutral()
     kv_transfer_params: Any = neutral({})
     vllm_xargs: Any = neutral({})
     repetition_detection: Any = neutral()
@@ -150,6 +194,12 @@ class BranchFields(SamplingFields):
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     cache_salt: Any = neutral()  # a branch lives in the cache of its origin
     prompt_logprobs: Any = neutral()  # ask /v1/completions for them
+    response_format: Any = neutral({"type": "text"})  # a grammar is about a whole answer
+    structured_outputs: Any = neutral({})
+    guided_json: Any = neutral()
+    guided_regex: Any = neutral()
+    guided_choice: Any = neutral()
+    guided_grammar: Any = neutral()
     echo: Any = neutral(False)
     suffix: Any = neutral("")
     add_special_tokens: Any = neutral(False)

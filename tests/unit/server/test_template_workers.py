@@ -11,7 +11,7 @@ import pytest
 from octavo.errors import BadRequest, ModelFileError
 from octavo.loading.fake_tokenizer import FAKE_CHAT_TEMPLATE
 from octavo.server.limits import Limits
-from octavo.server.worker import TemplateWorkers
+from octavo.server.template_workers import TemplateWorkers
 from support.http_site import MESSAGES, run
 
 ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
@@ -26,7 +26,7 @@ async def render(made: TemplateWorkers, messages: Any = MESSAGES, **kwargs: Any)
 
 
 def pids(made: TemplateWorkers) -> set[int]:
-    return {worker._process.pid for worker in made._idle}
+    return {worker._process.pid for worker in made._pool._idle}
 
 
 def test_it_renders_what_the_template_says_and_keeps_its_worker() -> None:
@@ -60,7 +60,7 @@ def test_a_worker_that_ended_while_idle_is_replaced() -> None:
     async def go() -> None:
         made = workers("ok")
         await made.check()
-        worker = made._idle[0]
+        worker = made._pool._idle[0]
         worker._process.kill()
         await worker._process.wait()
         assert await render(made) == "ok"

@@ -1,0 +1,221 @@
+"""Grammars over tokens, by llguidance: from what a client said (`GrammarSpec`) to a constraint of one sample.
+
+Fails closed: what cannot be compiled whole is refused (BadRequest that names the keyword or place), and a grammar that
+grows too complex while an answer is drawn ends that answer with an error; no answer goes on unconstrained. Compiling is
+bounded by the library's own fuel and may be asked for by several threads; it lets Python's lock go. The compiled ones
+are kept, least recently used last, so that a schema sent again costs nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import numpy as np
+
+from octavo.constraints.constraint import Bitmap, ConstraintError
+from octavo.errors import BadRequest
+from octavo.grammar_spec import GrammarSpec
+
+if TYPE_CHECKING:
+    from llguidance import LLParserLimits
+
+MAX_CACHED: Final = 128
+MAX_CHOICES: Final = 1024
+_BOUNDED_WHITESPACE: Final = r"[ \n\t]{1,64}"  # without a bound a model may write blanks until its tokens run out
+_MAX_MESSAGE_CHARS: Final = 300
+
+
+class TokenBytes(Protocol):
+    """What a grammar needs of a tokenizer."""
+
+    @property
+    def eos_token_id(self) -> int | None: ...
+    @property
+    def bos_token_id(self) -> int | None: ...
+
+    def token_bytes(self, token_id: int) -> bytes: ...
+    def is_special(self, token_id: int) -> bool: ...
+    def encode(self, text: str, *, add_special_tokens: bool = True, parse_special: bool = True) -> list[int]: ...
+
+
+def _limits() -> LLParserLimits:
+    """Of the library; fuel is its measure of work, tens of thousands a millisecond."""
+    from llguidance import LLParserLimits
+
+    return LLParserLimits(
+        max_items_in_row=2_000,
+        initial_lexer_fuel=1_000_000,
+        step_lexer_fuel=200_000,
+        step_max_items=50_000,
+        max_lexer_states=50_000,  # 1 to 2 kB each
+        max_grammar_size=500_000,
+        verbose_errors=False,  # their messages would hold what the client sent
+    )
+
+
+def check_grammar(spec: GrammarSpec) -> None:
+    """Compiles without a tokenizer. Raises BadRequest as `GrammarCompiler.compile` would."""
+    from llguidance import LLMatcher
+
+    is_wrong, messages = LLMatcher.validate_grammar_with_warnings(_source(spec), None, limits=_limits())
+    if is_wrong:
+        raise _refusal(spec, messages[0])
+
+
+class GrammarCompiler:
+    """For one tokenizer, whose table is built when the first grammar is compiled (tenths of a second)."""
+
+    def __init__(self, tokenizer: TokenBytes, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
+        """`vocab_size`: of the logits; `eos_token_ids`: any of them ends an answer."""
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._eos_token_ids = [token_id for token_id in eos_token_ids if 0 <= token_id < vocab_size]
+        self._table: Any = None  # llguidance.LLTokenizer
+        self._building = threading.Lock()
+        self._lock = threading.Lock()
+        self._cached: OrderedDict[GrammarSpec, Any] = OrderedDict()
+        self.num_compiled = 0
+
+    def is_cached(self, spec: GrammarSpec) -> bool:
+        """Whether `compile` has nothing to do but copy; it is the newest then."""
+        return self._find(spec) is not None
+
+    def compile(self, spec: GrammarSpec) -> Grammar:
+        """A new sample's state. Raises BadRequest."""
+        compiled = self._find(spec)
+        if compiled is None:
+            compiled = self._compile(spec)
+            with self._lock:
+                self.num_compiled += 1
+                self._cached[spec] = compiled
+                while len(self._cached) > MAX_CACHED:
+                    self._cached.popitem(last=False)
+        return Grammar(compiled.deep_copy())
+
+    def _find(self, spec: GrammarSpec) -> Any:
+        with self._lock:
+            if spec in self._cached:
+                self._cached.move_to_end(spec)
+            return self._cached.get(spec)
+
+    def _compile(self, spec: GrammarSpec) -> Any:
+        from llguidance import LLMatcher
+
+        source = _source(spec)
+        compiled = LLMatcher(self._token_table(), source, log_level=0, limits=_limits())
+        if compiled.is_error():
+            raise _refusal(spec, compiled.get_error())
+        return compiled
+
+    def _token_table(self) -> Any:
+        from llguidance import LLTokenizer, TokenizerWrapper
+
+        with self._building:
+            if self._table is None:
+                wrapped = TokenizerWrapper(_Vocabulary(self._tokenizer, self._vocab_size, self._eos_token_ids))
+                self._table = LLTokenizer(wrapped, n_vocab=self._vocab_size, eos_token=self._eos_token_ids)
+            return self._table
+
+
+class Grammar:
+    """A `Constraint`: one sample's place in a grammar."""
+
+    def __init__(self, matcher: Any) -> None:
+        self._matcher = matcher
+        self.is_over = False
+
+    def narrow(self, bitmap: Bitmap) -> None:
+        mine = np.empty_like(bitmap)
+        self._matcher.unsafe_compute_mask_ptr(mine.ctypes.data, mine.nbytes)
+        self._check()
+        bitmap &= mine
+
+    def accept(self, token_id: int) -> None:
+        if self.is_over:
+            return
+        self._matcher.consume_token(token_id)
+        self._check()
+        self.is_over = bool(self._matcher.is_stopped())
+
+    def _check(self) -> None:
+        if self._matcher.is_error():
+            raise ConstraintError(f"the grammar cannot go on: {_short(self._matcher.get_error())}")
+
+
+class _Vocabulary:
+    """The tokenizer as the library wants it."""
+
+    def __init__(self, tokenizer: TokenBytes, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
+        self._tokenizer = tokenizer
+        self.tokens = [tokenizer.token_bytes(token_id) for token_id in range(vocab_size)]
+        self.special_token_ids = [token_id for token_id in range(vocab_size) if tokenizer.is_special(token_id)]
+        self.eos_token_id = eos_token_ids[0] if eos_token_ids else tokenizer.eos_token_id
+        self.bos_token_id = tokenizer.bos_token_id
+
+    def __call__(self, text: bytes | str) -> list[int]:
+        spelled = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
+        return self._tokenizer.encode(spelled, add_special_tokens=False, parse_special=False)
+
+
+def _source(spec: GrammarSpec) -> str:
+    """In the library's own form. Raises BadRequest."""
+    from llguidance import LLMatcher
+
+    match spec.kind:
+        case "json_object" | "json_schema":
+            options: Any = {"whitespace_flexible": False}
+            if spec.whitespace == "bounded":
+                options = {"whitespace_pattern": _BOUNDED_WHITESPACE}
+            schema = spec.source if spec.kind == "json_schema" else '{"type":"object"}'
+            try:
+                return LLMatcher.grammar_from_json_schema(schema, overrides=options)
+            except ValueError as error:
+                raise _refusal(spec, str(error)) from None
+        case "regex":
+            return LLMatcher.grammar_from_regex(spec.source)
+        case "choice":
+            return LLMatcher.grammar_from_lark(_choice(spec))
+        case "grammar":
+            return LLMatcher.grammar_from_lark(_lark(spec))
+
+
+def _choice(spec: GrammarSpec) -> str:
+    try:
+        choices = json.loads(spec.source)
+    except (ValueError, RecursionError):
+        choices = None
+    if not isinstance(choices, list) or not choices or not all(isinstance(each, str) and each for each in choices):
+        raise BadRequest("choice must be a list of texts, none of them empty", param=spec.param)
+    if len(choices) > MAX_CHOICES:
+        raise BadRequest(
+            f"choice has {len(choices)} texts, the limit is {MAX_CHOICES}; send fewer, or a regex", param=spec.param
+        )
+    return "start: " + " | ".join(json.dumps(each, ensure_ascii=False) for each in choices)
+
+
+def _lark(spec: GrammarSpec) -> str:
+    if "::=" not in spec.source:
+        return spec.source
+    from llguidance.gbnf_to_lark import any_to_lark
+
+    try:
+        return str(any_to_lark(spec.source))
+    except Exception as error:  # whatever the converter meets in a hostile text
+        raise _refusal(spec, f"it is no GBNF: {error}") from None
+
+
+def _refusal(spec: GrammarSpec, message: str) -> BadRequest:
+    return BadRequest(
+        f"this {spec.kind.replace('_', ' ')} cannot be enforced: {_short(message)}; change it, or leave it out",
+        param=spec.param,
+        code="invalid_grammar",
+    )
+
+
+def _short(message: str) -> str:
+    line = " ".join(message.split())
+    return line if len(line) <= _MAX_MESSAGE_CHARS else line[: _MAX_MESSAGE_CHARS - 3] + "..."

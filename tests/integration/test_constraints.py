@@ -1,0 +1,138 @@
+"""Constrained answers through the engine: over the fake executor, and bit for bit over a small real model."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from octavo.constraints.table import ConstraintTable
+from octavo.engine.engine import EngineRequest
+from octavo.errors import BadRequest
+from octavo.grammar_spec import GrammarSpec
+from octavo.sampling_params import SamplingParams
+from support.engines import Answers, ask, assert_drained, make_engine, run
+
+DIGITS = GrammarSpec("regex", "[0-9]{3}-[0-9]{20,40}")
+PERSON = GrammarSpec(
+    "json_schema",
+    json.dumps(
+        {
+            "type": "object",
+            "properties": {"name": {"type": "string", "maxLength": 12}, "old": {"type": "boolean"}},
+            "required": ["name", "old"],
+            "additionalProperties": False,
+        }
+    ),
+    "none",
+)
+FREE = {"temperature": 1.0, "max_tokens": 40}
+
+
+def mixed() -> list[EngineRequest]:
+    """Constrained and free ones together, some with several samples."""
+    return [
+        ask("digits", "one", temperature=1.0, seed=3, n=2, max_tokens=60, grammar=DIGITS),
+        ask("person", "two", temperature=1.0, seed=4, max_tokens=60, grammar=PERSON),
+        ask("free", "three", seed=5, **FREE),
+        ask("choice", "four", temperature=1.0, seed=6, n=3, grammar=GrammarSpec("choice", '["a", "bb", "bc"]')),
+        ask("letters", "five", temperature=1.0, seed=7, max_tokens=30, allowed_token_ids=tuple(b"xyz")),
+        ask("clean", "six", temperature=1.0, seed=8, max_tokens=60, bad_words=("a", "e", "q")),
+    ]
+
+
+def texts(answers: Answers) -> dict[tuple[str, int], tuple[str, object]]:
+    return {key: (answer.text, answer.finish_reason) for key, answer in answers.items()}
+
+
+def check_forms(answers: Answers) -> None:
+    for index in range(2):
+        assert re.fullmatch("[0-9]{3}-[0-9]{20,40}", answers["digits", index].text)
+        assert answers["digits", index].finish_reason == "stop"
+    found = json.loads(answers["person", 0].text)
+    assert set(found) == {"name", "old"}
+    for index in range(3):
+        assert answers["choice", index].text in ("a", "bb", "bc")
+        assert answers["choice", index].finish_reason == "stop"
+    assert set(answers["letters", 0].text) <= set("xyz")
+    assert not set(answers["clean", 0].token_ids) & set(b"aeq")
+
+
+def test_each_answer_has_its_form_and_free_ones_are_what_they_are_alone() -> None:
+    engine = make_engine()
+    answers = run(engine, mixed())
+    check_forms(answers)
+    assert_drained(engine)
+    assert texts(run(make_engine(), [ask("free", "three", seed=5, **FREE)])).items() <= texts(answers).items()
+
+
+def test_preemption_and_little_memory_change_no_constrained_answer() -> None:
+    expected = texts(run(make_engine(), mixed()))
+    small = make_engine(num_blocks=20, max_num_batched_tokens=17)
+    for request in mixed():
+        small.check_request(request)  # compiles, so that the requests come in one order
+    answers = run(small, mixed())
+    assert small.stats().num_preemptions > 0
+    assert texts(answers) == expected
+    assert_drained(small)
+
+
+def test_a_grammar_is_compiled_once_for_all_its_requests() -> None:
+    engine = make_engine()
+    run(engine, [ask(f"r{n}", "x", grammar=DIGITS, max_tokens=60) for n in range(5)])
+    assert engine._compiler.num_compiled == 1
+    assert len(engine._constraints) <= 5
+
+
+def test_a_request_that_can_never_fit_is_refused_before_its_grammar_is_compiled() -> None:
+    engine = make_engine(num_blocks=20)
+    with pytest.raises(BadRequest, match="KV cache"):
+        engine.add_request(ask("r", "x", grammar=DIGITS, max_tokens=200))
+    assert not engine.has_unfinished
+
+
+def test_a_request_that_waits_for_its_grammar_can_be_aborted() -> None:
+    engine = make_engine()
+    engine.add_request(ask("r", "x", grammar=DIGITS))
+    assert engine.has_unfinished
+    engine.abort("r")
+    deltas = []
+    while engine.has_unfinished:
+        deltas += engine.step()
+    assert [delta.finish_reason for delta in deltas] == ["abort"]
+    assert_drained(engine)
+
+
+def test_a_grammar_that_cannot_be_compiled_ends_its_request_alone() -> None:
+    engine = make_engine()
+    answers = run(engine, [ask("bad", "x", grammar=GrammarSpec("regex", "(")), ask("good", "y", max_tokens=5)])
+    assert answers["bad", 0].finish_reason == "error"
+    assert answers["good", 0].finish_reason == "length"
+    with pytest.raises(BadRequest, match="unclosed group"):
+        engine.check_request(ask("bad", "x", grammar=GrammarSpec("regex", "(")))
+    assert_drained(engine)
+
+
+def test_a_grammar_that_breaks_on_the_way_ends_its_row_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = make_engine()
+    accept = ConstraintTable.accept
+
+    def break_it(table: ConstraintTable, seq_id: int, token_ids: tuple[int, ...]) -> bool:
+        if ord("-") in token_ids:
+            table._broken[seq_id] = "the grammar cannot go on: too complex"
+        return accept(table, seq_id, token_ids)
+
+    monkeypatch.setattr(ConstraintTable, "accept", break_it)
+    answers = run(engine, mixed())
+    for index in range(2):
+        assert answers["digits", index].finish_reason == "error"
+    assert answers["person", 0].finish_reason == "stop"
+    assert_drained(engine)
+
+
+def test_what_contradicts_a_grammar_is_refused() -> None:
+    with pytest.raises(BadRequest, match="min_tokens"):
+        SamplingParams(grammar=DIGITS, min_tokens=3)
+    with pytest.raises(BadRequest, match="grammar"):
+        SamplingParams(grammar=DIGITS, use_beam_search=True)
