@@ -255,7 +255,7 @@ NOT_HERE: Mapping[str, str] = {
     "tool-call-parser": "tool calls are not parsed; leave it out and parse the text",
     "reasoning-parser": "reasoning is not parsed; leave it out and parse the text",
     "guided-decoding-backend": "answers are not constrained by a grammar; leave it out",
-    "structured-outputs-config": "answers are not constrained by a grammar; leave it out",
+    "structured-outputs-config": "grammars are compiled by llguidance, with fixed limits; leave it out",
     "kv-transfer-config": "servers of one machine share blocks through --kv-tier disk:PATH,SIZE",
     "kv-offloading-size": "use --kv-tier ram:SIZE, such as --kv-tier ram:4GiB",
     "cpu-offload-params": "use --kv-tier ram:SIZE, such as --kv-tier ram:4GiB",
