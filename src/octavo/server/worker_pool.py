@@ -13,7 +13,7 @@ import socket
 import sys
 from pathlib import Path
 
-from octavo.errors import BadRequest, InternalError
+from octavo.errors import BadRequest, ModelFileError
 from octavo.server import worker_frames as frames
 
 _START = (
@@ -98,7 +98,8 @@ class WorkerPool:
             return await self._set_up(worker)
 
     async def ask(self, request: frames.ToWorker, *, what: str, advice: str, param: str) -> frames.FromWorker:
-        """`what` and `advice` are for the message when it takes too much. Raises BadRequest."""
+        """`what` and `advice` are for the message when it takes too much. Raises BadRequest, or ModelFileError where
+        the workers refuse their setup."""
         async with self._places:
             worker = await self._ready_worker()
             try:
@@ -131,7 +132,7 @@ class WorkerPool:
         except (TimeoutError, WorkerEnded):
             refusal = "it takes too long to start"
         if refusal:
-            raise InternalError(f"a worker process cannot be prepared: {refusal}")
+            raise ModelFileError(f"a worker process cannot be prepared: {refusal}")
         return self._idle.pop()
 
     async def _set_up(self, worker: _Worker) -> str:

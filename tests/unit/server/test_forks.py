@@ -265,7 +265,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"branches": [{"branches": []}]}, "branches"),
     ({"branches": [{"cache_salt": "s"}]}, "branches"),
     ({"branches": [{"response_format": {"type": "json_object"}}]}, "branches"),
-    ({"branches": [{"bad_words": ["x"]}]}, "branches"),
+    ({"branches": [{"bad_words": [3]}]}, "branches"),
     ({"branches": [{"logit_bias": {"x": 1}}]}, "logit_bias"),
 ]  # fmt: skip
 

@@ -46,7 +46,9 @@ def schema_spec(schema: Any, param: str, whitespace: Whitespace = "bounded") -> 
             schema = json.loads(schema)
         except (ValueError, RecursionError):
             raise BadRequest(f"{param} holds a schema that is no JSON", param=param) from None
-    if not isinstance(schema, dict | bool):
+    if isinstance(schema, bool):
+        schema = {} if schema else {"not": {}}  # the same in the words of an object
+    if not isinstance(schema, dict):
         raise BadRequest(f"{param}: a schema must be an object", param=param)
     return GrammarSpec("json_schema", json.dumps(schema, ensure_ascii=False), whitespace, param)
 
