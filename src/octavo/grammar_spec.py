@@ -15,6 +15,7 @@ GRAMMAR_KINDS: Final = ("json_object", "json_schema", "regex", "choice", "gramma
 Whitespace = Literal["bounded", "none"]
 
 MAX_GRAMMAR_BYTES = 1 << 20  # whatever a server's own, lower limits say
+MAX_CHOICES = 1024
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,13 +18,12 @@ import numpy as np
 
 from octavo.constraints.constraint import Bitmap, ConstraintError
 from octavo.errors import BadRequest
-from octavo.grammar_spec import GrammarSpec
+from octavo.grammar_spec import MAX_CHOICES, GrammarSpec
 
 if TYPE_CHECKING:
     from llguidance import LLParserLimits
 
 MAX_CACHED: Final = 128
-MAX_CHOICES: Final = 1024
 _BOUNDED_WHITESPACE: Final = r"[ \n\t]{1,64}"  # without a bound a model may write blanks until its tokens run out
 _MAX_MESSAGE_CHARS: Final = 300
 

@@ -11,7 +11,6 @@ import resource
 import socket
 import sys
 
-from octavo.constraints.grammar import check_grammar
 from octavo.errors import OctavoError
 from octavo.loading.chat_template import ChatTemplate
 from octavo.server import worker_frames as frames
@@ -35,6 +34,8 @@ class Worker:
                 return self._set_up(message)
             self._allow_seconds()
             if isinstance(message, frames.CheckGrammar):
+                from octavo.constraints.grammar import check_grammar  # here: a worker that renders is ready sooner
+
                 check_grammar(message.spec)
                 return frames.Rendered("")
             return self._render(message)

@@ -10,9 +10,9 @@ import pytest
 
 from octavo.constraints import grammar as module
 from octavo.constraints.constraint import ConstraintError, num_words
-from octavo.constraints.grammar import MAX_CHOICES, Grammar, GrammarCompiler, check_grammar
+from octavo.constraints.grammar import Grammar, GrammarCompiler, check_grammar
 from octavo.errors import BadRequest
-from octavo.grammar_spec import GrammarSpec
+from octavo.grammar_spec import MAX_CHOICES, GrammarSpec
 from octavo.loading.fake_tokenizer import FakeTokenizer
 
 TOKENIZER = FakeTokenizer()
