@@ -53,7 +53,7 @@ class Watch:
 def watch(engine: Engine) -> Watch:
     seen, execute = Watch(), engine.executor.execute
 
-    def watched(plan: SchedulerOutput) -> StepOutput:
+    def watched(plan: SchedulerOutput, *masks: Any) -> StepOutput:
         seen.num_dropped += sum(update.block_ids.count(NULL_BLOCK) for update in plan.block_updates)
         for added in plan.added:
             assert all(NULL_BLOCK not in table for table, window in tables(added.block_tables, engine) if not window)
@@ -61,7 +61,7 @@ def watch(engine: Engine) -> Watch:
         seen.most_used = max(seen.most_used, engine.stats().num_blocks_used)
         seen.chunks += [count for count in plan.num_scheduled_tokens if count > 1]
         seen.most_rows = max(seen.most_rows, len(plan.seq_ids))
-        return execute(plan)
+        return execute(plan, *masks)
 
     engine.executor.execute = watched  # type: ignore[method-assign]
     return seen

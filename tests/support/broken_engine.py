@@ -20,7 +20,7 @@ def broken_build(*arguments: Any, **options: Any) -> Engine:
     execute, plan = engine.executor.execute, engine.scheduler.plan
     steps = 0
 
-    def broken_execute(planned: Any) -> Any:
+    def broken_execute(*planned: Any) -> Any:
         nonlocal steps
         steps += 1
         if steps == BREAK_AT_STEP:
@@ -28,7 +28,7 @@ def broken_build(*arguments: Any, **options: Any) -> Engine:
                 raise OSError("the arena is gone")
             if mode == "hang":
                 signal.pause()
-        return execute(planned)
+        return execute(*planned)
 
     engine.executor.execute = broken_execute  # type: ignore[method-assign]
     if mode == "stall":

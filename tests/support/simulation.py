@@ -23,6 +23,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
 
+from octavo.core.protocols import StepMasks
 from octavo.core.scheduler import Scheduler, SchedulerConfig
 from octavo.core.scheduler_output import AddedRow, SchedulerOutput, StepOutput
 from octavo.core.swap_costs import SwapCosts, SwapPolicy
@@ -81,9 +82,9 @@ class SlowExecutor(FakeExecutor):
 
     on_execute: Callable[[SchedulerOutput], None]
 
-    def execute(self, plan: SchedulerOutput) -> StepOutput:
+    def execute(self, plan: SchedulerOutput, masks: StepMasks | None = None) -> StepOutput:
         self.on_execute(plan)
-        return super().execute(plan)
+        return super().execute(plan, masks)
 
 
 class FaultyTokenizer(FakeTokenizer):

@@ -26,7 +26,7 @@ def test_a_step_that_breaks_passes_on_and_closes_the_engine_once(
     """The plan of a broken step stays in flight, so an engine asked to drain would never say that it is empty."""
     num_steps, num_closed = 0, 0
 
-    def broken(plan: object) -> None:
+    def broken(*_: object) -> None:
         nonlocal num_steps
         num_steps += 1
         raise fault("the arena is gone")

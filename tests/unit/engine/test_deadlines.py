@@ -173,9 +173,9 @@ def test_a_full_queue_says_when_to_come_back_from_the_pace_so_far() -> None:
     assert engine.stats().queue_seconds == 0.0, "steps took no time"
     execute = engine.executor.execute
 
-    def slow(plan):
+    def slow(*plan):
         clock.now += 1.0
-        return execute(plan)
+        return execute(*plan)
 
     engine.executor.execute = slow  # type: ignore[method-assign]
     for _ in range(20):

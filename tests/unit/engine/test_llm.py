@@ -150,7 +150,7 @@ def test_it_works_in_a_thread_that_is_not_the_main_one(llm: LLM) -> None:
 
 
 def test_a_step_that_breaks_closes_it(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(plan: object) -> None:
+    def broken(*_: object) -> None:
         raise OSError("the arena is gone")
 
     monkeypatch.setattr(llm._engine.executor, "execute", broken)
