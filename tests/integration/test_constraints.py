@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 
+from octavo.config import EngineConfig
 from octavo.constraints.table import ConstraintTable
+from octavo.engine.build import build_engine
 from octavo.engine.engine import EngineRequest
 from octavo.errors import BadRequest
 from octavo.grammar_spec import GrammarSpec
 from octavo.sampling_params import SamplingParams
 from support.engines import Answers, ask, assert_drained, make_engine, run
+from support.gguf_maker import tiny_tokens
+from support.hf_folder import write_folder
+from support.tiny_models import llama_config
 
 DIGITS = GrammarSpec("regex", "[0-9]{3}-[0-9]{20,40}")
 PERSON = GrammarSpec(
@@ -136,3 +142,31 @@ def test_what_contradicts_a_grammar_is_refused() -> None:
         SamplingParams(grammar=DIGITS, min_tokens=3)
     with pytest.raises(BadRequest, match="grammar"):
         SamplingParams(grammar=DIGITS, use_beam_search=True)
+
+
+def test_the_native_sampler_reads_the_bitmaps_as_the_oracle_does(tmp_path: Path) -> None:
+    """Equal tokens from the reference and the cpu executor; two rows of a step have bitmaps, one has none."""
+    folder = write_folder(tmp_path, config=llama_config(vocab_size=len(tiny_tokens()), tie_word_embeddings=True))
+    answers = []
+    for executor in ("reference", "cpu"):
+        engine = build_engine(EngineConfig(model=str(folder), executor=executor, num_threads=1, max_model_len=128))
+        requests = [
+            EngineRequest(
+                "a",
+                (5, 9, 14),
+                SamplingParams(temperature=0, max_tokens=8, allowed_token_ids=(4, 9, 20, 31), ignore_eos=True),
+            ),
+            EngineRequest(
+                "b",
+                (5, 9),
+                SamplingParams(temperature=0.8, seed=2, max_tokens=8, allowed_token_ids=(32, 33), ignore_eos=True),
+            ),
+            EngineRequest("c", (5, 9, 14), SamplingParams(temperature=0, max_tokens=8)),
+        ]
+        answers.append({key: answer.token_ids for key, answer in run(engine, requests).items()})
+        engine.close()
+    assert answers[0] == answers[1]
+    assert set(answers[1]["a", 0]) <= {4, 9, 20, 31}
+    assert len(set(answers[1]["a", 0])) > 1
+    assert set(answers[1]["b", 0]) == {32, 33}
+    assert not set(answers[1]["c", 0]) <= {4, 9, 20, 31}

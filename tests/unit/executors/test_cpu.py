@@ -438,6 +438,7 @@ def an_arrays_step(executor: CpuExecutor) -> dict[str, Any]:
     names |= {"query_start_loc": ints(0, 1), "slot_mapping": [np.zeros(1, np.int64)], "block_tables": tables}
     names |= {"logits_rows": ints(0), "draw_rows": ints(0), "num_samples": ints(1), "logits": None}
     names |= {"prompt_queries": np.zeros((0, 3), np.int32), "row_tokens": tables[0], "row_num_tokens": ints(1)}
+    names |= {"masks": None, "mask_of": ints()}
     return names | {"drawing": executor._drawing}
 
 
@@ -465,6 +466,15 @@ def test_arrays_that_point_outside_are_refused_before_anything_runs() -> None:
         step = an_arrays_step(driver.executor)
         for name in names:
             step[name] = [] if isinstance(step[name], list) else np.full(1, 513, np.int32)
+        with pytest.raises(ValueError, match=words):
+            driver.executor._runner.run(**step)
+    short, masks = np.zeros((1, 3), np.uint32), np.zeros((1, 4), np.uint32)
+    for bitmaps, mask_of, words in (
+        (short, [0], "a bit a token"),
+        (masks, [], "an entry a row that draws"),
+        (masks, [1], "not there"),
+    ):
+        step = an_arrays_step(driver.executor) | {"masks": bitmaps, "mask_of": np.array(mask_of, np.int32)}
         with pytest.raises(ValueError, match=words):
             driver.executor._runner.run(**step)
     worse = driver.add(list(range(20)), tables=[[BlockId(NUM_BLOCKS)]], num_computed_tokens=16)
