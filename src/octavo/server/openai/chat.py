@@ -14,15 +14,8 @@ from fastapi import Request, Response
 from octavo.outputs import SequenceDelta
 from octavo.server.errors import json_response
 from octavo.server.generation import Answer, Generation, until_disconnect
+from octavo.server.openai import conversation
 from octavo.server.openai.call import Call, Routes
-from octavo.server.openai.convert import (
-    chat_sampling,
-    check_prompt_ids,
-    check_tools,
-    check_work,
-    template_kwargs,
-    template_messages,
-)
 from octavo.server.openai.logprobs import chat_content, prompt_logprobs
 from octavo.server.openai.parse import read
 from octavo.server.openai.schemas import ChatRequest
@@ -35,19 +28,7 @@ async def create_chat_completion(routes: Routes, http: Request) -> Response:
 async def _answer(routes: Routes, http: Request) -> Response:
     body = await read(http, ChatRequest, routes.state.config.limits, routes.unknown_names)
     call = _ChatCall(routes, http, body)
-    check_tools(body)
-    sampling = chat_sampling(body, await call.grammar())
-    sampling.check_against_model(call.loaded.info.vocab_size)
-    prompt = await routes.state.loaded.encoder.encode_messages(
-        template_messages(body.messages),
-        add_generation_prompt=body.add_generation_prompt is not False,
-        add_special_tokens=bool(body.add_special_tokens),
-        kwargs=template_kwargs(body.chat_template_kwargs),
-    )
-    check_prompt_ids(prompt, call.loaded.info, "messages", sampling.max_tokens)
-    check_work([prompt], sampling, call.loaded.info, routes.state.config.limits)
-    call.prompt = prompt
-    generation = call.generation([prompt], sampling)
+    call.prompt, generation = await conversation.start(call, body)
     if body.stream:
         return await call.stream(generation, call.chunks, "chat.completion.chunk")
     return json_response(call.whole(await generation.collect(), generation))
