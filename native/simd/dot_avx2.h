@@ -16,9 +16,9 @@
 namespace octavo {
 namespace OCTAVO_ISA_NS {
 
-// Streams of panels a tile of so few rows takes at once. An fma takes 4 cycles and two begin in one: below four rows a
-// panel's two sums a row wait for themselves.
-constexpr int64_t float_streams(int64_t rows) { return rows == 1 ? 4 : rows <= 3 ? 2 : 1; }
+// Streams of panels a tile of so few rows takes at once. An fma takes 4 cycles and two begin in one: a panel's two sums
+// a row wait for themselves. More streams would not: each is one more that memory has to find at a call's start.
+constexpr int64_t float_streams(int64_t rows) { return rows <= 2 ? 2 : 1; }
 constexpr int64_t int_streams(int64_t) { return 1; }
 
 constexpr int64_t kF32TileRows = 6;
