@@ -153,7 +153,7 @@ static inline void tile_floats(const uint8_t* panel, int64_t cols, const uint8_t
   for (int64_t k = 0; k < cols; k += kBF16 ? 2 : 1, panel += 64, ahead.at += ahead.step) {
     each<P>([&](auto p) OCTAVO_FLAT {
       const uint8_t* from = panel + p * gap;
-      __builtin_prefetch(ahead.at + p * gap, 0, 3);
+      __builtin_prefetch(ahead.at + p * gap, 0, R <= Ahead::kFewRows ? 3 : 2);
       if constexpr (kBF16) {
         add_floats<R, 2 * R * p>(sums, shifted(from), shifted(from + 32), row, 4 * k);
         add_floats<R, 2 * R * p>(sums, masked(from, odd), masked(from + 32, odd), row, 4 * k + 4);
