@@ -59,11 +59,11 @@ std::vector<int64_t> count_in_step(ThreadPool& pool, int num_runs, int num_barri
       const size_t own = static_cast<size_t>(thread) * 16;
       for (int i = 0; i < num_barriers; ++i) {
         ++cells[own];
-        pool.barrier();
+        pool.barrier(thread);
         bool same = true;
         for (size_t other = 0; other < size; ++other) same = same && cells[other * 16] == cells[own];
         in_step[own] += same;
-        pool.barrier();
+        pool.barrier(thread);
       }
     });
   }

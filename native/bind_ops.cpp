@@ -73,34 +73,33 @@ class Ops {
   }
 
   // Panels are given in steps of `panels_per_call` and rows in steps of `rows_per_call` (0: all in one call), so that
-  // a test can show that neither changes a bit.
+  // a test can show that neither changes a bit. `add`: rows that are added, or none; may be `out`.
   void linear(const PackedWeight& packed, Matrix x, std::optional<Vector> bias, OutMatrix out, int64_t rows_per_call,
-              int64_t panels_per_call) const {
-    const Weight& weight = packed.weight();
-    const int64_t rows = static_cast<int64_t>(x.shape(0));
-    require(&packed.kernels() == kernels_, "weight: packed for another instruction set");
-    require(static_cast<int64_t>(x.shape(1)) == weight.cols, "x: needs weight.cols columns");
-    require(static_cast<int64_t>(out.shape(0)) == rows && static_cast<int64_t>(out.shape(1)) >= weight.rows,
-            "out: needs a row a row of x, and at least weight.rows columns");
-    require(!bias || static_cast<int64_t>(bias->shape(0)) == weight.rows, "bias: needs weight.rows entries");
-    const nb::gil_scoped_release release;
-    const size_t stride = kernels_->activation_bytes(weight.form, weight.cols);
-    Scratch rounded(stride * static_cast<size_t>(rows) + 64);
-    for (int64_t r = 0; r < rows; ++r) {
-      kernels_->round_activation(weight.form, x.data() + r * weight.cols, weight.cols,
-                                 rounded.data() + static_cast<size_t>(r) * stride);
-    }
-    const int64_t row_step = rows_per_call > 0 ? rows_per_call : rows;
-    const int64_t panel_step = panels_per_call > 0 ? panels_per_call : weight.num_panels;
-    const int64_t out_stride = static_cast<int64_t>(out.shape(1));
-    for (int64_t r = 0; r < rows; r += row_step) {
-      const int64_t count = r + row_step < rows ? row_step : rows - r;
-      for (int64_t p = 0; p < weight.num_panels; p += panel_step) {
-        const int64_t end = p + panel_step < weight.num_panels ? p + panel_step : weight.num_panels;
-        kernels_->linear(weight, rounded.data() + static_cast<size_t>(r) * stride, count, p, end,
-                         out.data() + r * out_stride, out_stride, bias ? bias->data() : nullptr);
-      }
-    }
+              int64_t panels_per_call, std::optional<Matrix> add) const {
+    check_product(packed, x, bias, out);
+    require(!add || (extent(*add, 0) == extent(x, 0) && extent(*add, 1) >= packed.weight().rows), "add: shaped as out");
+    LinearOut to{out.data(), extent(out, 1), bias ? bias->data() : nullptr};
+    if (add) to.add = add->data(), to.add_stride = extent(*add, 1);
+    in_pieces(packed.weight(), x, rows_per_call, panels_per_call, to,
+              [&](const uint8_t* rounded, int64_t count, int64_t begin, int64_t end, const LinearOut& piece) {
+                kernels_->linear(packed.weight(), rounded, count, begin, end, piece);
+              });
+  }
+
+  // out = activation(gate x + bias) * (up x + up_bias).
+  void linear_gated(const std::string& name, const PackedWeight& gate, const PackedWeight& up, Matrix x,
+                    std::optional<Vector> bias, std::optional<Vector> up_bias, OutMatrix out, int64_t rows_per_call,
+                    int64_t panels_per_call) const {
+    check_product(gate, x, bias, out);
+    check_product(up, x, up_bias, out);
+    const Activation kind = activation_from(name);
+    const Weight &a = gate.weight(), &b = up.weight();
+    require(a.form == b.form && a.has_min == b.has_min && a.rows == b.rows, "gate, up: of one shape and form");
+    const LinearOut to{out.data(), extent(out, 1), bias ? bias->data() : nullptr, up_bias ? up_bias->data() : nullptr};
+    in_pieces(a, x, rows_per_call, panels_per_call, to,
+              [&](const uint8_t* rounded, int64_t count, int64_t begin, int64_t end, const LinearOut& piece) {
+                kernels_->linear_gated(kind, a, b, rounded, count, begin, end, piece);
+              });
   }
 
   void rms_norm(Matrix x, Vector weight, float eps, OutMatrix out) const {
@@ -198,6 +197,42 @@ class Ops {
   }
 
  private:
+  void check_product(const PackedWeight& packed, const Matrix& x, const std::optional<Vector>& bias,
+                     const OutMatrix& out) const {
+    const Weight& weight = packed.weight();
+    require(&packed.kernels() == kernels_, "weight: packed for another instruction set");
+    require(extent(x, 1) == weight.cols, "x: needs weight.cols columns");
+    require(extent(out, 0) == extent(x, 0) && extent(out, 1) >= weight.rows,
+            "out: needs a row a row of x, and at least weight.rows columns");
+    require(!bias || extent(*bias, 0) == weight.rows, "bias: needs weight.rows entries");
+  }
+
+  // call(rounded rows, how many, first panel, last panel, where they go) for every piece.
+  template <class Call>
+  void in_pieces(const Weight& weight, const Matrix& x, int64_t rows_per_call, int64_t panels_per_call,
+                 const LinearOut& to, const Call& call) const {
+    const nb::gil_scoped_release release;
+    const int64_t rows = extent(x, 0);
+    const size_t stride = kernels_->activation_bytes(weight.form, weight.cols);
+    Scratch rounded(stride * static_cast<size_t>(rows) + 64);
+    for (int64_t r = 0; r < rows; ++r) {
+      kernels_->round_activation(weight.form, x.data() + r * weight.cols, weight.cols,
+                                 rounded.data() + static_cast<size_t>(r) * stride);
+    }
+    const int64_t row_step = rows_per_call > 0 ? rows_per_call : rows;
+    const int64_t panel_step = panels_per_call > 0 ? panels_per_call : weight.num_panels;
+    for (int64_t r = 0; r < rows; r += row_step) {
+      const int64_t count = r + row_step < rows ? row_step : rows - r;
+      LinearOut piece = to;
+      piece.out += r * to.stride;
+      if (to.add != nullptr) piece.add += r * to.add_stride;
+      for (int64_t p = 0; p < weight.num_panels; p += panel_step) {
+        const int64_t end = p + panel_step < weight.num_panels ? p + panel_step : weight.num_panels;
+        call(rounded.data() + static_cast<size_t>(r) * stride, count, p, end, piece);
+      }
+    }
+  }
+
   template <class Function>
   static void two(Function function, const Matrix& a, const Matrix& b, const OutMatrix& out) {
     same_shape(a, out);
@@ -242,7 +277,10 @@ void bind_ops(nb::module_& m) {
            nb::arg("cols"), nb::arg("row_scales").none() = nb::none())
       .def("unpack_row", &Ops::unpack_row, nb::arg("weight"), nb::arg("row"), nb::arg("out"))
       .def("linear", &Ops::linear, nb::arg("weight"), nb::arg("x"), nb::arg("bias").none(), nb::arg("out"),
-           nb::arg("rows_per_call") = 0, nb::arg("panels_per_call") = 0)
+           nb::arg("rows_per_call") = 0, nb::arg("panels_per_call") = 0, nb::arg("add").none() = nb::none())
+      .def("linear_gated", &Ops::linear_gated, nb::arg("activation"), nb::arg("gate"), nb::arg("up"), nb::arg("x"),
+           nb::arg("bias").none(), nb::arg("up_bias").none(), nb::arg("out"), nb::arg("rows_per_call") = 0,
+           nb::arg("panels_per_call") = 0)
       .def("rms_norm", &Ops::rms_norm, nb::arg("x"), nb::arg("weight"), nb::arg("eps"), nb::arg("out"))
       .def("layer_norm", &Ops::layer_norm, nb::arg("x"), nb::arg("weight"), nb::arg("bias"), nb::arg("eps"),
            nb::arg("out"))

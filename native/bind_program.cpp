@@ -137,14 +137,18 @@ void add_softcap(Program& program, int out, int x, float cap) {
   program.add(op);
 }
 
-// "rows", "linear x3", "attend", ... as run; those of the head after "head:".
+// "rows", "linear x3", "gated x1", "attend", ... as run; products that add on their way out are "linear+", rows that
+// each thread may make for itself "own rows"; those of the head after "head:".
 std::vector<std::string> stage_names(const Program& program) {
   std::vector<std::string> names;
   for (const Stage& stage : program.stages()) {
     std::string name = stage.head ? "head: " : "";
     switch (stage.kind) {
-      case Stage::Kind::kRows: name += "rows"; break;
-      case Stage::Kind::kLinear: name += "linear x" + std::to_string(stage.ops.size()); break;
+      case Stage::Kind::kRows: name += stage.own ? "own rows" : "rows"; break;
+      case Stage::Kind::kLinear:
+        name += stage.ops[0].kind == OpKind::kGatedLinear ? "gated" : stage.ops[0].y >= 0 ? "linear+" : "linear";
+        name += " x" + std::to_string(stage.ops.size());
+        break;
       case Stage::Kind::kAttend: name += "attend"; break;
     }
     names.push_back(name);

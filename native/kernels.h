@@ -15,6 +15,16 @@ enum class Unit : uint8_t { kFloats, kPairs, kBytes };
 
 enum class Activation : uint8_t { kSilu, kGelu, kGeluTanh, kRelu };
 
+// Where a product goes, and what is done to it on the way.
+struct LinearOut {
+  float* out;
+  int64_t stride;                  // floats from one row to the next
+  const float* bias = nullptr;     // [weight.rows], or null
+  const float* up_bias = nullptr;  // linear_gated: likewise
+  const float* add = nullptr;      // linear: rows that are added, or null; may be `out`
+  int64_t add_stride = 0;
+};
+
 struct Kernels {
   const char* isa;  // "avx512", "avx2", "neon", "plain"
 
@@ -36,11 +46,15 @@ struct Kernels {
   // where the form needs it), or int8 with one scale (w8a8). `out` is 64-byte aligned.
   void (*round_activation)(Form form, const float* x, int64_t cols, void* out);
 
-  // out[r * out_stride + c] = sum_k activation[r][k] * weight[c][k] + bias[c], for r in [0, num_rows) and the rows c of
-  // panels [panel_begin, panel_end). `activations` holds num_rows rows of activation_bytes. bias may be null.
-  // Never writes past column weight.rows.
+  // to.out[r * to.stride + c] = sum_k activation[r][k] * weight[c][k] + bias[c] + add[r * add_stride + c], for r in
+  // [0, num_rows) and the rows c of panels [panel_begin, panel_end). `activations` holds num_rows rows of
+  // activation_bytes. Never writes past column weight.rows.
   void (*linear)(const Weight& weight, const void* activations, int64_t num_rows, int64_t panel_begin,
-                 int64_t panel_end, float* out, int64_t out_stride, const float* bias);
+                 int64_t panel_end, const LinearOut& to);
+
+  // to.out = activation(gate * x + bias) * (up * x + up_bias), for two weights of one shape and form.
+  void (*linear_gated)(Activation kind, const Weight& gate, const Weight& up, const void* activations, int64_t num_rows,
+                       int64_t panel_begin, int64_t panel_end, const LinearOut& to);
 
   // --- row by row (kernels/norm-inl.h, elementwise-inl.h): rows of `width` floats, `*_stride` floats apart ---
 

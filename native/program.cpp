@@ -16,6 +16,8 @@ void require(bool holds, const char* what) {
   if (!holds) throw std::invalid_argument(what);
 }
 
+}  // namespace
+
 std::vector<int> buffers_read(const Op& op) {
   std::vector<int> read;
   if (op.x >= 0) read.push_back(op.x);
@@ -24,8 +26,6 @@ std::vector<int> buffers_read(const Op& op) {
   return read;
 }
 
-}  // namespace
-
 Program::Program(const Kernels& kernels, int64_t num_kv_heads, int64_t head_dim, std::vector<LayerPlace> layers)
     : kernels_(&kernels), num_kv_heads_(num_kv_heads), head_dim_(head_dim), layers_(std::move(layers)) {
   require(num_kv_heads > 0 && head_dim > 0, "a program needs at least one KV head and one dimension");
@@ -33,7 +33,7 @@ Program::Program(const Kernels& kernels, int64_t num_kv_heads, int64_t head_dim,
 
 int Program::add_buffer(int64_t width) {
   require(width > 0, "a buffer needs at least one column");
-  storages_.push_back({rounded_up(width, kFloatsPerLine)});
+  storages_.push_back({{0, 0, rounded_up(width, kFloatsPerLine), Scope::kStep, false}});
   buffers_.push_back({width, 0, static_cast<int>(storages_.size()) - 1});
   return static_cast<int>(buffers_.size()) - 1;
 }
@@ -130,9 +130,13 @@ void Program::finish(int64_t max_tokens) {
   require(max_tokens > 0, "a step needs room for at least one token");
   require(stages_.empty(), "the program is finished already");
   check_buffer(output_, -1);
+  const auto selects = [](const Op& op) { return op.kind == OpKind::kSelectRows; };
+  require(std::count_if(ops_.begin(), ops_.end(), selects) == 1, "a program selects the rows whose logits are wanted");
   max_tokens_ = max_tokens;
+  rewrite();
   group_ops();
   note_lifetimes();
+  note_scopes();
   lay_out();
 }
 
@@ -143,6 +147,7 @@ void Program::group_ops() {
     if (taken[i]) continue;
     switch (ops_[i].kind) {
       case OpKind::kLinear:
+      case OpKind::kGatedLinear:
         add_linear_stage(i, taken, head);
         break;
       case OpKind::kAttend:
@@ -150,15 +155,13 @@ void Program::group_ops() {
         stages_.push_back({Stage::Kind::kAttend, head, {ops_[i]}, {}, {}});
         break;
       case OpKind::kSelectRows:
-        require(!head, "rows are selected once");
         head = true;
-        stages_.push_back({Stage::Kind::kRows, head, {ops_[i]}, {}, {}});
+        add_rows_op(ops_[i], head);
         break;
       default:
         add_rows_op(ops_[i], head);
     }
   }
-  require(head, "a program selects the rows whose logits are wanted");
 }
 
 void Program::add_rows_op(const Op& op, bool head) {
@@ -167,13 +170,16 @@ void Program::add_rows_op(const Op& op, bool head) {
   stages_.back().ops.push_back(op);
 }
 
-// Every later product of the same input joins: a buffer is written once, so its reader may come earlier.
+// Every later product of the same input joins, until that is written over; but not one that adds to a buffer, which
+// another operation may have to read before.
 void Program::add_linear_stage(size_t first, std::vector<char>& taken, bool head) {
   Stage stage{Stage::Kind::kLinear, head, {}, {}, {}};
-  size_t offset = 0;
+  size_t column = 0;
   for (size_t i = first; i < ops_.size() && (head || ops_[i].kind != OpKind::kSelectRows); ++i) {
     const Op& op = ops_[i];
-    if (taken[i] || op.kind != OpKind::kLinear || op.x != ops_[first].x) continue;
+    if (i > first && op.kind != OpKind::kWriteKV && &storage_of(op.out) == &storage_of(ops_[first].x)) break;
+    const bool product = op.kind == OpKind::kGatedLinear || (op.kind == OpKind::kLinear && (op.y < 0 || i == first));
+    if (taken[i] || !product || op.x != ops_[first].x) continue;
     taken[i] = 1;
     const Weight& weight = op.weight->weight();
     const auto same = [&](const Rounding& r) { return r.form == weight.form; };
@@ -182,64 +188,14 @@ void Program::add_linear_stage(size_t first, std::vector<char>& taken, bool head
     stage.ops.push_back(op);
     if (found != stage.roundings.end()) continue;
     const size_t row_bytes = kernels_->activation_bytes(weight.form, weight.cols);
-    stage.roundings.push_back({op.x, weight.form, weight.cols, row_bytes, offset});
-    offset += row_bytes * static_cast<size_t>(std::max(max_tokens_, kMaxHeadRows));
+    stage.roundings.push_back({op.x, weight.form, weight.cols, row_bytes, column});
+    column += row_bytes;
   }
-  rounded_bytes_ = std::max(rounded_bytes_, offset);
+  rounded_row_bytes_ = std::max(rounded_row_bytes_, column);
   const bool joins = !stages_.empty() && stages_.back().kind == Stage::Kind::kRows && stages_.back().head == head;
   if (!joins) stages_.push_back({Stage::Kind::kRows, head, {}, {}, {}});
   stages_.back().roundings = stage.roundings;
   stages_.push_back(std::move(stage));
-}
-
-void Program::note_lifetimes() {
-  const auto storage = [&](int buffer) -> Storage& {
-    return storages_[static_cast<size_t>(buffers_[static_cast<size_t>(buffer)].storage)];
-  };
-  const int last = static_cast<int>(stages_.size()) - 1;
-  for (int s = 0; s <= last; ++s) {
-    const Stage& stage = stages_[static_cast<size_t>(s)];
-    for (const Op& op : stage.ops) {
-      if (op.kind != OpKind::kWriteKV) {
-        Storage& out = storage(op.out);
-        if (out.first_stage < 0) out.first_stage = s, out.head = stage.head;
-        out.last_stage = std::max(out.last_stage, s);
-      }
-      for (const int buffer : buffers_read(op)) {
-        Storage& in = storage(buffer);
-        require(in.first_stage >= 0, "a buffer is read before it is written");
-        require(in.head == stage.head || op.kind == OpKind::kSelectRows, "the head reads selected rows only");
-        in.last_stage = std::max(in.last_stage, op.kind == OpKind::kSelectRows ? last : s);
-      }
-    }
-    for (const Rounding& rounding : stage.roundings) {
-      storage(rounding.buffer).last_stage = std::max(storage(rounding.buffer).last_stage, s);
-    }
-  }
-  require(storage(output_).first_stage >= 0 && storage(output_).head, "the output is written by the head");
-  storage(output_).last_stage = last + 1;
-}
-
-// First fit by offset among the storages alive at once; a program has hundreds, so the square does not matter.
-void Program::lay_out() {
-  std::vector<Storage*> placed;
-  const auto bytes = [&](const Storage& s) {
-    return static_cast<size_t>(s.stride) * sizeof(float) * static_cast<size_t>(s.head ? kMaxHeadRows : max_tokens_);
-  };
-  for (Storage& storage : storages_) {
-    if (storage.first_stage < 0) continue;
-    size_t offset = 0;
-    for (const Storage* other : placed) {  // kept sorted by offset
-      const bool apart = other->last_stage < storage.first_stage || storage.last_stage < other->first_stage;
-      if (apart || other->offset + bytes(*other) <= offset) continue;
-      if (offset + bytes(storage) <= other->offset) break;
-      offset = other->offset + bytes(*other);
-    }
-    storage.offset = offset;
-    workspace_bytes_ = std::max(workspace_bytes_, offset + bytes(storage));
-    const auto after = [](const Storage* a, const Storage* b) { return a->offset < b->offset; };
-    placed.insert(std::upper_bound(placed.begin(), placed.end(), &storage, after), &storage);
-  }
 }
 
 }  // namespace octavo

@@ -1,5 +1,11 @@
 // Runs a program over one step: the forward pass of all its tokens, then the head and what is made of its logits.
 //
+// Between two attentions the stages of a segment run in one of two ways:
+//
+//   blocks    many rows: each thread takes blocks of rows through all stages alone, and all meet at the segment's end
+//   together  few rows: all threads share each stage, products by panels, and meet behind it. What a stage of very few
+//             rows makes for the product behind it each thread makes for itself, which is less work than to meet
+//
 // Nothing is allocated in a step once the largest has been seen. What is computed for a token depends on that token's
 // inputs and KV only; the number of threads and of rows decides who computes it, never how.
 #pragma once
@@ -66,31 +72,59 @@ class Runner {
   void check(const StepArrays& step, const std::vector<int32_t>& wanted) const;
   void run_stages(const StepArrays& step, const std::vector<int32_t>& wanted, HeadConsumer& consumer, int thread);
   void make_rope_tables(const StepArrays& step, Share rows);
-  void run_rows(const Stage& stage, const StepArrays& step, const int32_t* chosen, Share rows);
-  void run_row_op(const Op& op, const StepArrays& step, const int32_t* chosen, Share rows);
-  void run_linear(const Stage& stage, int64_t num_rows, int thread);
+
+  // Rows of the step, or of the head's batch, that a stage runs for; `arena`: what of them a thread has for itself.
+  struct Block {
+    enum class Alone : uint8_t { kNothing, kOwn, kAll };  // which kBlock buffers lie in the arena
+    Share rows;
+    Alone alone = Alone::kNothing;
+    uint8_t* arena = nullptr;
+    const int32_t* chosen = nullptr;  // head: tokens of the step
+  };
+  // What of a product a thread computes.
+  struct Part {
+    Share panels;
+    Share rows;
+  };
+
+  void run_in_blocks(const Stage* begin, const Stage* end, const StepArrays& step, int thread);
+  void run_together(const Stage* begin, const Stage* end, const StepArrays& step, int64_t num_rows,
+                    const int32_t* chosen, int thread);
+  void meet(const Stage* next, const Stage* end, int64_t num_rows, int thread);
+  Part part_of(const Stage& stage, int64_t num_rows, int thread) const;
+  void run_rows(const Stage& stage, const StepArrays& step, const Block& block);
+  void run_row_op(const Op& op, const StepArrays& step, const Block& block, Share rows);
+  void run_linear(const Stage& stage, const Block& block, Part part);
   void run_attend(const Op& op, const StepArrays& step, int thread);
   StepQueries queries_of(const StepArrays& step, int group) const;
   void schedule_attention(const StepArrays& step);
 
-  float* row(int buffer, int64_t index) const {
-    return reinterpret_cast<float*>(workspace_ + program_.offset(buffer)) + index * program_.stride(buffer);
+  float* row(int buffer, int64_t index, const Block& block) const {
+    const Place place = program_.place(buffer);
+    const bool alone = block.alone == Block::Alone::kAll ? place.scope == Scope::kBlock
+                                                         : block.alone == Block::Alone::kOwn && place.own;
+    if (!alone) return reinterpret_cast<float*>(workspace_ + place.offset) + index * place.stride;
+    return reinterpret_cast<float*>(block.arena + place.arena_offset) + (index - block.rows.begin) * place.stride;
   }
+  uint8_t* rounded(const Rounding& rounding, int64_t index, const Block& block) const;
+  uint8_t* arena(int thread) const { return arenas_ + static_cast<size_t>(thread) * program_.arena_bytes(); }
 
   const Program& program_;
   const Kernels& kernels_;
   Arena& arena_;
   ThreadPool& pool_;
   int64_t num_token_ids_;  // rows of the embedding
+  int64_t shared_rows_;    // that the memory of rounded rows has
   int64_t max_model_len_;
   size_t num_groups_ = 0;
   uint8_t* workspace_ = nullptr;
   uint8_t* rounded_ = nullptr;
+  uint8_t* arenas_ = nullptr;   // one a thread
   uint8_t* scratch_ = nullptr;  // one piece a thread
   float* partials_ = nullptr;
-  size_t scratch_bytes_ = 0, partial_bytes_ = 0;
   bool share_prefixes_ = true;
   int64_t shared_queries_ = 0;
+  size_t rounded_bytes_ = 0, arenas_bytes_ = 0, scratch_bytes_ = 0, partial_bytes_ = 0;
   std::vector<AttendSchedule> schedules_;
   std::vector<std::vector<float>> cos_, sin_;  // [max_tokens][pairs] a rope
 };

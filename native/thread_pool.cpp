@@ -1,5 +1,6 @@
 #include "thread_pool.h"
 
+#include <algorithm>
 #include <chrono>
 #include <stdexcept>
 
@@ -59,7 +60,8 @@ void wake_all(std::atomic<uint32_t>&) {
 
 }  // namespace
 
-ThreadPool::ThreadPool(int num_threads) : num_threads_(num_threads) {
+ThreadPool::ThreadPool(int num_threads)
+    : num_threads_(num_threads), arrivals_(static_cast<size_t>(std::max(num_threads, 0))) {
   if (num_threads < 1) throw std::invalid_argument("a thread pool needs at least one thread");
   try {
     for (int thread = 1; thread < num_threads; ++thread) threads_.emplace_back([this, thread] { work(thread); });
@@ -82,7 +84,7 @@ void ThreadPool::run_task(Task task, const void* context) {
   context_ = context;
   advance(epoch_);
   task(context, 0);
-  barrier();
+  barrier(0);
 }
 
 void ThreadPool::work(int thread) {
@@ -90,18 +92,19 @@ void ThreadPool::work(int thread) {
     wait_until_not(epoch_, seen);
     if (stopping_) return;
     task_(context_, thread);
-    barrier();
+    barrier(thread);
   }
 }
 
-void ThreadPool::barrier() {
+// Each counts its own arrivals, in a line that only it writes, and looks at everybody else's: the news of the last one to
+// come travels once. Another may be one barrier ahead when it is looked at, never less than this one.
+void ThreadPool::barrier(int thread) {
   if (num_threads_ == 1) return;
-  const uint32_t generation = generation_.load(std::memory_order_relaxed);
-  if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == num_threads_) {
-    arrived_.store(0, std::memory_order_relaxed);
-    advance(generation_);
-  } else {
-    wait_until_not(generation_, generation);
+  std::atomic<uint32_t>& own = arrivals_[static_cast<size_t>(thread)].count;
+  const uint32_t before = own.load(std::memory_order_relaxed);
+  advance(own);
+  for (int other = 0; other < num_threads_; ++other) {
+    if (other != thread) wait_until_not(arrivals_[static_cast<size_t>(other)].count, before);
   }
 }
 
@@ -113,6 +116,7 @@ void ThreadPool::advance(std::atomic<uint32_t>& word) {
 }
 
 void ThreadPool::wait_until_not(std::atomic<uint32_t>& word, uint32_t value) {
+  if (word.load(std::memory_order_acquire) != value) return;
   const auto started = std::chrono::steady_clock::now();
   do {
     for (int i = 0; i < kSpinsPerClockRead; ++i) {

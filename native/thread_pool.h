@@ -29,8 +29,8 @@ class ThreadPool {
     run_task([](const void* context, int thread) { (*static_cast<const Body*>(context))(thread); }, &body);
   }
 
-  // To be called inside `run` by every thread equally often: none goes on before all have come.
-  void barrier();
+  // To be called inside `run` by every thread equally often, with its number: none goes on before all have come.
+  void barrier(int thread);
 
  private:
   using Task = void (*)(const void* context, int thread);
@@ -42,9 +42,12 @@ class ThreadPool {
   void advance(std::atomic<uint32_t>& word);
 
   const int num_threads_;
-  alignas(64) std::atomic<uint32_t> epoch_{0};       // grows with each run
-  alignas(64) std::atomic<uint32_t> generation_{0};  // grows with each barrier passed
-  alignas(64) std::atomic<int> arrived_{0};
+  struct alignas(64) Arrivals {
+    std::atomic<uint32_t> count{0};
+  };
+
+  alignas(64) std::atomic<uint32_t> epoch_{0};  // grows with each run
+  std::vector<Arrivals> arrivals_;              // a thread: grows with each barrier it comes to
   alignas(64) std::atomic<int> sleepers_{0};
   Task task_ = nullptr;
   const void* context_ = nullptr;

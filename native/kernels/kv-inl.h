@@ -20,10 +20,6 @@ OCTAVO_SIMD uint8_t* kv_tile(const KVLayer& kv, int64_t block, int64_t kv_head, 
 }
 OCTAVO_SIMD int64_t kv_value_offset(const KVLayer& kv) { return kv.block_size * kv.dim * kv_value_bytes(kv.type); }
 
-OCTAVO_SIMD F32 load_padded(const float* x, int64_t at, int64_t width) {
-  return at + 16 <= width ? load(x + at) : load_n(x + at, width - at);
-}
-
 OCTAVO_SIMD void write_token_bf16(const KVLayer& kv, const float* k, const float* v, int64_t lane, uint8_t* k_tile,
                                   uint8_t* v_tile) {
   uint16_t* values = reinterpret_cast<uint16_t*>(v_tile) + (lane / 2) * kv.dim * 2 + lane % 2;

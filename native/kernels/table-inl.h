@@ -19,9 +19,10 @@
 #include "kernels/elementwise-inl.h"
 #include "kernels/kv-inl.h"
 #include "kernels/limits-inl.h"
-#include "kernels/linear-inl.h"  // activation_bytes, round_activation, linear
+#include "kernels/linear-inl.h"
 #include "kernels/norm-inl.h"
-#include "kernels/pack-inl.h"  // panel_bytes, pack, unpack_row
+#include "kernels/pack-inl.h"   // panel_bytes, pack, unpack_row
+#include "kernels/round-inl.h"  // activation_bytes, round_activation
 #include "kernels/sample-inl.h"
 
 namespace octavo {
@@ -36,6 +37,7 @@ static Kernels make_table() {
   table.activation_bytes = &activation_bytes;
   table.round_activation = &round_activation;
   table.linear = &linear;
+  table.linear_gated = &linear_gated;
   table.rms_norm = &rms_norm;
   table.layer_norm = &layer_norm;
   table.rope = &rope;

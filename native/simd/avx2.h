@@ -87,10 +87,21 @@ OCTAVO_SIMD Mask mask_range(int64_t begin, int64_t end) {  // lanes begin <= i <
 OCTAVO_SIMD Mask less(F32 x, F32 y) {
   return {_mm256_cmp_ps(x.a, y.a, _CMP_LT_OQ), _mm256_cmp_ps(x.b, y.b, _CMP_LT_OQ)};
 }
+OCTAVO_SIMD uint32_t lanes_of(Mask m) {  // a bit a lane
+  return static_cast<uint32_t>(_mm256_movemask_ps(m.a) | _mm256_movemask_ps(m.b) << 8);
+}
 OCTAVO_SIMD F32 select(Mask m, F32 x, F32 y) {
   return {_mm256_blendv_ps(y.a, x.a, m.a), _mm256_blendv_ps(y.b, x.b, m.b)};
 }
 
+// The lowest byte of each lane's bits.
+OCTAVO_SIMD void store_low_bytes(uint8_t* p, F32 x) {
+  const __m256i low = _mm256_set1_epi32(255);
+  const __m256i a = _mm256_and_si256(_mm256_castps_si256(x.a), low), b = _mm256_and_si256(_mm256_castps_si256(x.b), low);
+  const __m256i words = _mm256_permute4x64_epi64(_mm256_packus_epi32(a, b), 0xd8);
+  const __m128i bytes = _mm_packus_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), bytes);
+}
 OCTAVO_SIMD __m128i round_bf16(__m256 x) {  // to nearest, ties to even; NaN stays NaN
   const __m256i bits = _mm256_castps_si256(x);
   const __m256i lowest = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));

@@ -48,8 +48,13 @@ OCTAVO_SIMD Mask mask_range(int64_t begin, int64_t end) {  // lanes begin <= i <
   return {static_cast<__mmask16>(end <= 0 ? 0 : first_lanes(end) & ~below)};
 }
 OCTAVO_SIMD Mask less(F32 a, F32 b) { return {_mm512_cmp_ps_mask(a.v, b.v, _CMP_LT_OQ)}; }
+OCTAVO_SIMD uint32_t lanes_of(Mask m) { return m.m; }  // a bit a lane
 OCTAVO_SIMD F32 select(Mask m, F32 a, F32 b) { return {_mm512_mask_blend_ps(m.m, b.v, a.v)}; }
 
+// The lowest byte of each lane's bits.
+OCTAVO_SIMD void store_low_bytes(uint8_t* p, F32 a) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_maskz_cvtepi32_epi8(0xffff, _mm512_castps_si512(a.v)));
+}
 OCTAVO_SIMD void store_bf16(uint16_t* p, F32 a) {
   const __m256bh rounded = _mm512_cvtneps_pbh(a.v);
   __builtin_memcpy(p, &rounded, 32);

@@ -127,12 +127,27 @@ OCTAVO_SIMD Mask mask_range(int64_t begin, int64_t end) {  // lanes begin <= i <
   return {lanes4(0, begin, end), lanes4(4, begin, end), lanes4(8, begin, end), lanes4(12, begin, end)};
 }
 OCTAVO_SIMD Mask less(F32 x, F32 y) { return {x.a < y.a, x.b < y.b, x.c < y.c, x.d < y.d}; }
+OCTAVO_SIMD uint32_t lanes_of(Mask m) {  // a bit a lane
+  const I4 any = m.a | m.b | m.c | m.d;
+  if ((any[0] | any[1] | any[2] | any[3]) == 0) return 0;
+  int32_t lanes[16];
+  __builtin_memcpy(lanes, &m, 64);
+  uint32_t bits = 0;
+  for (int i = 0; i < 16; ++i) bits |= static_cast<uint32_t>(lanes[i] & 1) << i;
+  return bits;
+}
 OCTAVO_SIMD F32 select(Mask m, F32 x, F32 y) {
 #define OCTAVO_LANE(l) select4(m.l, x.l, y.l)
   return OCTAVO_EACH(OCTAVO_LANE);
 #undef OCTAVO_LANE
 }
 
+// The lowest byte of each lane's bits.
+OCTAVO_SIMD void store_low_bytes(uint8_t* p, F32 x) {
+  uint32_t lanes[16];
+  __builtin_memcpy(lanes, &x, 64);
+  for (int i = 0; i < 16; ++i) p[i] = static_cast<uint8_t>(lanes[i]);
+}
 OCTAVO_SIMD uint16_t round_bf16(float x) {  // to nearest, ties to even; NaN stays NaN
   uint32_t bits;
   __builtin_memcpy(&bits, &x, 4);

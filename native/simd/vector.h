@@ -10,3 +10,14 @@
 #else
 #include "simd/plain.h"
 #endif
+
+namespace octavo {
+namespace OCTAVO_ISA_NS {
+
+// Lanes past `width` are zeros.
+OCTAVO_SIMD F32 load_padded(const float* x, int64_t at, int64_t width) {
+  return at + 16 <= width ? load(x + at) : load_n(x + at, width - at);
+}
+
+}  // namespace OCTAVO_ISA_NS
+}  // namespace octavo

@@ -171,6 +171,19 @@ class Ops:
         out: _Float32,
         rows_per_call: int = 0,
         panels_per_call: int = 0,
+        add: _Float32 | None = None,
+    ) -> None: ...
+    def linear_gated(
+        self,
+        activation: str,
+        gate: PackedWeight,
+        up: PackedWeight,
+        x: _Float32,
+        bias: _Float32 | None,
+        up_bias: _Float32 | None,
+        out: _Float32,
+        rows_per_call: int = 0,
+        panels_per_call: int = 0,
     ) -> None: ...
     def rms_norm(self, x: _Float32, weight: _Float32, eps: float, out: _Float32) -> None: ...
     def layer_norm(self, x: _Float32, weight: _Float32, bias: _Float32, eps: float, out: _Float32) -> None: ...

@@ -279,12 +279,49 @@ def test_packing_reports_progress_and_shares_tied_weights() -> None:
     assert make(untied, its_source).info.weight_bytes > executor.info.weight_bytes + head_bytes
 
 
-def test_the_projections_of_one_input_run_as_one_stage() -> None:
+def test_a_layer_is_four_products_and_the_last_one_runs_on_the_wanted_rows() -> None:
     program, source = quantised()
     executor = make(program, source)
-    layer = ["rows", "linear x3", "rows", "attend", "rows", "linear x1", "rows", "linear x2", "rows", "linear x1"]
-    head = ["rows", "head: rows", "head: linear x1"]
-    assert executor._lowered.native.stages == [*layer, *layer, *head]
+    to_attend = ["linear x3", "rows", "attend"]
+    layer = ["own rows", "linear+ x1", "own rows", "gated x1", "own rows", "linear+ x1", "own rows"]
+    last = ["rows", "linear+ x1", "own rows", "gated x1", "own rows", "linear+ x1", "own rows", "linear x1"]
+    assert executor._lowered.native.stages == [
+        *("rows", *to_attend, *layer, *to_attend),
+        *(f"head: {stage}" for stage in last),
+    ]
+
+
+def test_products_of_different_forms_or_with_another_reader_stay_apart() -> None:
+    program, arrays = tiny_llama(num_hidden_layers=1)
+    source = QuantisedSource(arrays, {"gate": "Q4_1", "up": "Q4_0", "layers": "Q8_0"})
+    stages = make(program, source)._lowered.native.stages
+    assert "head: linear x2" in stages
+    assert not any("gated" in stage for stage in stages)
+
+    b = ProgramBuilder(vocab_size=97, embedding_size=48, num_kv_heads=2, head_dim=16, max_model_len=512)
+    x = b.embed("embed.weight")
+    h = b.linear(x, "qkv.weight", 128)
+    q = b.slice(h, 0, 64)
+    b.write_kv(0, b.slice(h, 64, 96), b.slice(h, 96, 128))
+    o = b.linear(b.attend(q, 0, num_heads=4, scale=0.25), "o.weight", 48)
+    x = b.add(b.add(x, o), b.scale(o, 0.5))  # the product is read again: its tiles cannot add
+    b.output(b.linear(b.select_rows(x), "head.weight", 97))
+    program = b.finish()
+    source = dict_source(random_parameters(program, 3, 1.0))
+    executor = make_f32(program, source, num_threads=2)
+    assert executor._lowered.native.stages == [
+        *("rows", "linear x1", "rows", "attend"),
+        *("head: rows", "head: linear x1", "head: rows", "head: linear x1"),
+    ]
+    prompts = random_prompts((1, 16, 33, 70))
+    expected = run(ReferenceExecutor(program=program, source=source, keep_logits=True, **SIZES), prompts)
+    assert_logits_near(run(executor, prompts), expected, F32_TOLERANCE)
+
+
+def test_what_ends_between_two_attentions_needs_no_row_a_token() -> None:
+    program, source = quantised()
+    sizes = [make(program, source, max_num_batched_tokens=n)._lowered.native.workspace_bytes for n in (4096, 8192)]
+    assert sizes[1] - sizes[0] == 4096 * 4 * 3 * 96  # the residual, the queries, what attention makes of them
 
 
 def test_drawing_is_that_of_the_reference_sampler() -> None:

@@ -159,3 +159,55 @@ def test_activations_of_any_size_keep_their_precision(isa: str, form: str, tenso
     read, wide = rounded_activation(x, form), held.values.astype(np.float64)
     error = np.abs(run(isa, held, x, None) - read @ wide.T)
     assert (error <= tolerance(64, form) * (np.abs(read) @ np.abs(wide).T)).all()
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize(("form", "tensor_type"), EACH_FORM)
+@pytest.mark.parametrize("width", [5, 48, 70])
+def test_what_is_added_on_the_way_out_is_what_adding_afterwards_gives(
+    isa: str, form: str, tensor_type: str, width: int
+) -> None:
+    held = weight(width, 96, tensor_type, form)
+    ops, rng = _native.Ops(isa), np.random.default_rng(width)
+    packed = held.pack(ops)
+    for rows in (1, 7, 8, 9, 33):
+        x = rng.standard_normal((rows, 96)).astype(np.float32)
+        bias = rng.standard_normal(width).astype(np.float32) if rows % 2 else None
+        residual = rng.standard_normal((rows, width + GUARD)).astype(np.float32)
+        expected = run(isa, held, x, bias) + residual[:, :width]
+        for panels in (0, 1):
+            out = np.full((rows, width + 1), np.nan, np.float32)
+            ops.linear(packed, x, bias, out, 0, panels, residual)
+            np.testing.assert_array_equal(out[:, :width], expected)
+            assert np.isnan(out[:, width]).all()
+        in_place = residual.copy()
+        ops.linear(packed, x, bias, in_place, 3, 2, in_place)
+        np.testing.assert_array_equal(in_place[:, :width], expected)
+        np.testing.assert_array_equal(in_place[:, width:], residual[:, width:])
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize(("form", "tensor_type"), EACH_FORM)
+@pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh", "relu"])
+def test_a_gated_product_is_its_two_products_activated_and_multiplied(
+    isa: str, form: str, tensor_type: str, activation: str
+) -> None:
+    width, cols = 37, 96
+    ops, rng = _native.Ops(isa), np.random.default_rng(5)
+    gate, up = (hold(rng.standard_normal((width, cols)).astype(np.float32), tensor_type, form) for _ in range(2))
+    packed = gate.pack(ops), up.pack(ops)
+    for rows in (1, 7, 8, 9, 33):
+        x = (rng.standard_normal((rows, cols)) * 0.3).astype(np.float32)
+        biases = [rng.standard_normal(width).astype(np.float32) if rows % 2 else None for _ in range(2)]
+        expected = np.empty((rows, width), np.float32)
+        ops.act_mul(
+            activation,
+            np.ascontiguousarray(run(isa, gate, x, biases[0])),
+            np.ascontiguousarray(run(isa, up, x, biases[1])),
+            expected,
+        )
+        for rows_per_call, panels in ((0, 0), (3, 1), (8, 2)):
+            out = np.full((rows, width + GUARD), np.nan, np.float32)
+            ops.linear_gated(activation, *packed, x, *biases, out, rows_per_call, panels)
+            np.testing.assert_array_equal(out[:, :width], expected)
+            assert np.isnan(out[:, width:]).all()
