@@ -12,6 +12,7 @@ from fastapi.responses import HTMLResponse
 
 from octavo import __version__
 from octavo.server import debug, errors, tokens
+from octavo.server.anthropic import messages
 from octavo.server.config import ServerConfig
 from octavo.server.docs_page import PAGE, PAGE_POLICY, install_openapi
 from octavo.server.door import Door
@@ -54,6 +55,7 @@ def build_app(state: ServerState) -> FastAPI:
     app.state.octavo = state
     routes = Routes(state, UnknownNames())
     _add_openai(app, routes)
+    _add_anthropic(app, routes)
     _add_tokens(app, routes)
     _add_status(app, state)
     _add_debug(app, state)
@@ -95,6 +97,18 @@ def _add_openai(app: FastAPI, routes: Routes) -> None:
     async def retrieve_model(model: str) -> Response:
         """One of them."""
         return json_response(models.retrieve_model(state, model))
+
+
+def _add_anthropic(app: FastAPI, routes: Routes) -> None:
+    @app.post("/v1/messages", response_class=Response)
+    async def create_message(request: Request) -> Response:
+        """The next message of a conversation, as clients of Anthropic ask for it and read it."""
+        return await messages.create_message(routes, request)
+
+    @app.post("/v1/messages/count_tokens", response_class=Response)
+    async def count_tokens(request: Request) -> Response:
+        """How many tokens the same conversation has as a prompt."""
+        return await messages.count_tokens(routes, request)
 
 
 def _add_tokens(app: FastAPI, routes: Routes) -> None:
@@ -152,6 +166,11 @@ def _add_status(app: FastAPI, state: ServerState) -> None:
                 "batch_invariant": True if info else None,
             }
         )
+
+    @app.get("/load", response_class=Response)
+    async def load() -> Response:
+        """How many requests run or wait."""
+        return json_response({"server_load": state.loaded.admission.num_taken})
 
     @app.get("/metrics", response_class=Response)
     async def metrics() -> Response:

@@ -32,7 +32,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from octavo.engine.c_heap import c_heap_trim
 from octavo.errors import OctavoError, QueueFull, TooLarge, Unauthorized
 from octavo.server.caller import Caller
-from octavo.server.errors import ClientGone, PayloadError, error_response, internal_envelope, json_response, log_fault
+from octavo.server.dialects import is_anthropic
+from octavo.server.errors import ClientGone, PayloadError, error_response, internal_response, log_fault
 from octavo.server.heap import HeapTrimmer
 from octavo.server.limits import MAX_REQUEST_ID_CHARS, Limits
 from octavo.server.state import Phase, ServerState
@@ -158,7 +159,7 @@ class Door:
                 )
 
     def _check_key(self, scope: Scope) -> Caller:
-        key = _bearer_key(scope)
+        key = _presented_key(scope)
         if key is not None and self._admin_key.holds(key):
             return Caller.of_key(key, is_admin=True)
         if self._keys.is_open():
@@ -167,7 +168,12 @@ class Door:
             return Caller.of_key(key)
         if scope["path"] in OPEN_PATHS:
             return Caller()
-        raise Unauthorized("a valid key is needed; send it as 'Authorization: Bearer KEY'", code="invalid_api_key")
+        how = (
+            "'x-api-key: KEY' or 'Authorization: Bearer KEY'"
+            if is_anthropic(scope["path"])
+            else "'Authorization: Bearer KEY'"
+        )
+        raise Unauthorized(f"a valid key is needed; send it as {how}", code="invalid_api_key")
 
     def _check_phase(self, scope: Scope) -> None:
         if self._state.phase is Phase.READY or scope["path"] in _SERVED_ALWAYS:
@@ -198,7 +204,7 @@ class _Answer:
         """Answers with the error where nothing was sent yet; an answer that began can only be cut."""
         if self._started:
             raise ConnectionAbortedError("the answer broke after it began")
-        response = error_response(error) if error else json_response(internal_envelope(), 500)
+        response = error_response(error, scope["path"]) if error else internal_response(scope["path"])
         if error and error.status in (HTTPStatus.REQUEST_ENTITY_TOO_LARGE, HTTPStatus.REQUEST_TIMEOUT):
             response.headers["Connection"] = "close"  # what is left of the body is not read
         await response(scope, receive, self.send)
@@ -215,6 +221,15 @@ def names_this_machine(host: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def _presented_key(scope: Scope) -> bytes | None:
+    """Where Anthropic's clients ask, also that of their own header; Authorization goes before it."""
+    key = _bearer_key(scope)
+    if key is not None or not is_anthropic(scope["path"]):
+        return key
+    values = [value for name, value in scope["headers"] if name == b"x-api-key"]
+    return bytes(values[0].strip()) if len(values) == 1 else None
 
 
 def _bearer_key(scope: Scope) -> bytes | None:

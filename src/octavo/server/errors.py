@@ -2,8 +2,9 @@
 
     {"error": {"message": str, "type": str, "param": str | null, "code": str | int | null}}
 
-Refuses to let a file path, an address, a trace or a class's repr out: `public_message` is the only way a text of ours
-reaches a client, and a fault nobody foresaw says only that it is in the log.
+Paths whose clients read another one get that (dialects.py). Refuses to let a file path, an address, a trace or a
+class's repr out: `public_message` is the only way a text of ours reaches a client, and a fault nobody foresaw says only
+that it is in the log.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from octavo.errors import EngineDead, OctavoError, QueueFull
+from octavo.server.dialects import translated
 from octavo.server.logs import one_line
 
 logger = logging.getLogger("octavo.server")
@@ -83,7 +85,8 @@ def json_response(content: Any, status: int = 200, headers: Mapping[str, str] | 
     return Response(msgspec.json.encode(content), status, headers, "application/json")
 
 
-def error_response(error: OctavoError) -> Response:
+def error_response(error: OctavoError, path: str = "") -> Response:
+    """As the clients of the path read it."""
     headers: dict[str, str] = {}
     if isinstance(error, QueueFull | ServiceUnavailable):
         headers["Retry-After"] = str(error.retry_after_seconds)
@@ -91,7 +94,11 @@ def error_response(error: OctavoError) -> Response:
         headers["Retry-After"] = str(RETRY_AFTER_SECONDS)
     elif error.status == HTTPStatus.UNAUTHORIZED:
         headers["WWW-Authenticate"] = "Bearer"
-    return json_response(envelope_of(error), error.status, headers)
+    return json_response(translated(envelope_of(error), error.status, path), error.status, headers)
+
+
+def internal_response(path: str) -> Response:
+    return json_response(translated(internal_envelope(), 500, path), 500)
 
 
 def envelope_for(error: Exception, request_id: str) -> dict[str, dict[str, str | int | None]]:
@@ -109,11 +116,11 @@ def log_fault(error: BaseException, request_id: str) -> None:
 def install(app: FastAPI) -> None:
     """Makes the app answer every error in the envelope."""
 
-    async def ours(_: Request, error: Exception) -> Response:
+    async def ours(request: Request, error: Exception) -> Response:
         assert isinstance(error, OctavoError)
         if error.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
             logger.warning("request answered %d: %s", error.status, one_line(error.message, MAX_MESSAGE_CHARS))
-        return error_response(error)
+        return error_response(error, request.url.path)
 
     async def router(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
@@ -127,11 +134,11 @@ def install(app: FastAPI) -> None:
             message, kind = HTTPStatus(error.status_code).phrase, "invalid_request_error"
         # the path is the client's own text: scrubbing it would only hide what was asked
         body = {"error": {"message": message, "type": kind, "param": None, "code": None}}
-        return json_response(body, error.status_code, error.headers)
+        return json_response(translated(body, error.status_code, request.url.path), error.status_code, error.headers)
 
-    async def validation(_: Request, __: Exception) -> Response:
+    async def validation(request: Request, _: Exception) -> Response:
         body = envelope("a parameter of the path or the query is not valid", error_type="invalid_request_error")
-        return json_response(body, 400)
+        return json_response(translated(body, 400, request.url.path), 400)
 
     app.add_exception_handler(OctavoError, ours)
     app.add_exception_handler(HTTPException, router)

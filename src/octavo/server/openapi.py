@@ -13,6 +13,9 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from pydantic.json_schema import JsonSchemaMode, models_json_schema
 
+from octavo.server.anthropic.responses import AnthropicAnswer, AnthropicError, TokenCount
+from octavo.server.anthropic.schemas import CountTokensRequest, MessagesRequest
+from octavo.server.dialects import is_anthropic
 from octavo.server.openai import responses as shapes
 from octavo.server.openai.schemas import (
     ChatRequest,
@@ -30,6 +33,8 @@ SHAPES: Final[dict[tuple[str, str], tuple[type[BaseModel] | None, type[BaseModel
     ("post", "/v1/completions"): (CompletionRequest, shapes.Completion),
     ("post", "/v1/fork"): (ForkRequest, shapes.Fork),
     ("post", "/v1/schema/check"): (SchemaCheckRequest, shapes.SchemaCheck),
+    ("post", "/v1/messages"): (MessagesRequest, AnthropicAnswer),
+    ("post", "/v1/messages/count_tokens"): (CountTokensRequest, TokenCount),
     ("get", "/v1/models"): (None, shapes.ModelList),
     ("get", "/v1/models/{model}"): (None, shapes.ModelCard),
     ("post", "/tokenize"): (TokenizeRequest, shapes.Tokens),
@@ -39,26 +44,32 @@ SHAPES: Final[dict[tuple[str, str], tuple[type[BaseModel] | None, type[BaseModel
     ("get", "/health"): (None, shapes.Health),
     ("get", "/ping"): (None, shapes.Health),
     ("get", "/version"): (None, shapes.Version),
+    ("get", "/load"): (None, shapes.ServerLoad),
 }
 _ERRORS: Final = {"4XX": "What was asked, the limit, what to change", "5XX": "Not the request's fault"}
 
 
 def make_document(app: FastAPI) -> dict[str, Any]:
     document = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
-    modes: dict[type[BaseModel], JsonSchemaMode] = {shapes.ErrorEnvelope: "serialization"}
+    modes: dict[type[BaseModel], JsonSchemaMode] = {}
     for (method, path), (body, answer) in SHAPES.items():
         route = document["paths"][path][method]
         if body is not None:
             modes[body] = "validation"
             route["requestBody"] = {"required": True, "content": _content(body)}
-        modes[answer] = "serialization"
+        error = _error_of(path)
+        modes[answer] = modes[error] = "serialization"
         route["responses"] = {"200": {"description": "OK", "content": _content(answer)}} | {
-            status: {"description": text, "content": _content(shapes.ErrorEnvelope)} for status, text in _ERRORS.items()
+            status: {"description": text, "content": _content(error)} for status, text in _ERRORS.items()
         }
     inputs = cast("list[tuple[type[BaseModel], JsonSchemaMode]]", list(modes.items()))
     _, schemas = models_json_schema(inputs, ref_template=_REF)
     document["components"] = {"schemas": schemas["$defs"]}
     return document
+
+
+def _error_of(path: str) -> type[BaseModel]:
+    return AnthropicError if is_anthropic(path) else shapes.ErrorEnvelope
 
 
 def _content(model: type[BaseModel]) -> dict[str, Any]:

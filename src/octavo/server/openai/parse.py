@@ -45,7 +45,7 @@ _TEXTS = {
 }
 
 _UNION_TYPES = ("string_type", "list_type")
-_UNION_TAGS = ("str", "list[str]", "list[int]", "list[list[int]]", "list[ContentPart]")
+_UNION_TAGS = ("str", "list[str]", "list[int]", "list[list[int]]", "list[ContentPart]", "list[Block]")
 
 
 class UnknownNames:

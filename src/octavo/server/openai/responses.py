@@ -259,6 +259,10 @@ class Health(Shape):
     status: str
 
 
+class ServerLoad(Shape):
+    server_load: int  # requests that run or wait
+
+
 class Version(Shape):
     version: str
     model: str | None

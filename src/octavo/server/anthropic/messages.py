@@ -1,0 +1,147 @@
+"""POST /v1/messages and /v1/messages/count_tokens, as clients of Anthropic speak them.
+
+    event: message_start         id, model, usage of the prompt
+    event: content_block_start   once there is text
+    event: content_block_delta   text_delta ...
+    event: content_block_stop
+    event: message_delta         stop_reason, stop_sequence, usage
+    event: message_stop
+
+Refuses what schemas.py and convert.py refuse. A stream that breaks sends one `event: error` and closes, without
+message_stop. Stream and whole answer are made from the same deltas. As Anthropic counts, `input_tokens` are those that
+were computed and `cache_read_input_tokens` those found in the prefix cache: their sum is the prompt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing
+from typing import Any
+
+import msgspec
+from fastapi import Request, Response
+
+from octavo.errors import OctavoError
+from octavo.outputs import SequenceDelta
+from octavo.server.anthropic.convert import chat_request
+from octavo.server.anthropic.schemas import CountTokensRequest, MessagesRequest
+from octavo.server.dialects import translated
+from octavo.server.errors import envelope_for, json_response
+from octavo.server.generation import Answer, Generation, Usage, until_disconnect
+from octavo.server.openai import conversation
+from octavo.server.openai.call import Call, Routes
+from octavo.server.openai.convert import check_tools
+from octavo.server.openai.parse import read
+from octavo.server.openai.schemas import ChatRequest
+from octavo.server.streaming import EventStream, Started
+
+_encoder = msgspec.json.Encoder()
+
+
+async def create_message(routes: Routes, http: Request) -> Response:
+    return await until_disconnect(http.receive, _answer(routes, http))
+
+
+async def count_tokens(routes: Routes, http: Request) -> Response:
+    return await until_disconnect(http.receive, _count(routes, http))
+
+
+async def _answer(routes: Routes, http: Request) -> Response:
+    limits = routes.state.config.limits
+    call = _MessageCall(routes, http, chat_request(await read(http, MessagesRequest, limits, routes.unknown_names)))
+    _, generation = await conversation.start(call, call.chat)
+    if not call.chat.stream:
+        return json_response(call.whole((await generation.collect())[0], generation))
+    steps = await Started.wait(generation)
+    content = call.events(steps, generation, http.url.path)
+    return EventStream(content, steps, write_timeout_seconds=limits.write_timeout_seconds)
+
+
+async def _count(routes: Routes, http: Request) -> Response:
+    body = await read(http, CountTokensRequest, routes.state.config.limits, routes.unknown_names)
+    loaded = routes.state.loaded
+    loaded.check_model(body.model)
+    chat = chat_request(body)
+    check_tools(chat)
+    return json_response({"input_tokens": len(await conversation.prompt_of(loaded, chat))})
+
+
+class _MessageCall(Call):
+    def __init__(self, routes: Routes, http: Request, chat: ChatRequest) -> None:
+        super().__init__(routes, http, chat, prefix="msg", kind="message")
+        self.chat = chat
+        self._block_is_open = False
+
+    def whole(self, answer: Answer, generation: Generation) -> dict[str, Any]:
+        content = [{"type": "text", "text": answer.text}] if answer.text else []
+        made = self._message(content, generation.usage) | _ending(answer.finish_reason, answer.stop_reason)
+        return made | self.explanation(generation)
+
+    async def events(self, steps: Started, generation: Generation, path: str) -> AsyncGenerator[bytes, None]:
+        try:
+            start = self._message([], generation.usage)
+            start["usage"]["output_tokens"] = 0
+            yield _event("message_start", message=start)
+            async with aclosing(steps):
+                async for _, deltas in steps:
+                    for delta in deltas:
+                        for event in self._delta(delta, generation):
+                            yield event
+            yield _event("message_stop")
+        except Exception as error:
+            status = error.status if isinstance(error, OctavoError) else 500
+            envelope = translated(envelope_for(error, self.request_id), status, path)
+            yield _named("error", envelope)
+
+    def _delta(self, delta: SequenceDelta, generation: Generation) -> Iterator[bytes]:
+        """One that would say nothing is left out; an answer without text has no block."""
+        if delta.text:
+            if not self._block_is_open:
+                self._block_is_open = True
+                yield _event("content_block_start", index=0, content_block={"type": "text", "text": ""})
+            yield _event("content_block_delta", index=0, delta={"type": "text_delta", "text": delta.text})
+        if delta.finish_reason is None:
+            return
+        if self._block_is_open:
+            yield _event("content_block_stop", index=0)
+        ending = _ending(delta.finish_reason, delta.stop_reason)
+        more = self.explanation(generation)
+        yield _event("message_delta", delta=ending, usage=_usage(generation.usage), **more)
+
+    def _message(self, content: list[dict[str, Any]], usage: Usage) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "type": "message",
+            "role": "assistant",
+            "model": self.model,
+            "content": content,
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": _usage(usage),
+        }
+
+
+def _usage(usage: Usage) -> dict[str, int]:
+    return {
+        "input_tokens": usage.prompt_tokens - usage.cached_tokens,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": usage.cached_tokens,
+        "output_tokens": usage.completion_tokens,
+    }
+
+
+def _ending(finish_reason: str | None, stop_reason: str | int | None) -> dict[str, str | None]:
+    """A token that ends an answer is no sequence that was asked for."""
+    if finish_reason == "length":
+        return {"stop_reason": "max_tokens", "stop_sequence": None}
+    if isinstance(stop_reason, str):
+        return {"stop_reason": "stop_sequence", "stop_sequence": stop_reason}
+    return {"stop_reason": "end_turn", "stop_sequence": None}
+
+
+def _event(kind: str, **content: Any) -> bytes:
+    return _named(kind, {"type": kind, **content})
+
+
+def _named(kind: str, content: Any) -> bytes:
+    return b"event: " + kind.encode() + b"\ndata: " + _encoder.encode(content) + b"\n\n"
