@@ -62,6 +62,7 @@ class _Parts:
     group_windows: tuple[int | None, ...]
     budget: KVBudget
     executor: Executor
+    num_parameters: int = 0
     warnings: tuple[str, ...] = ()
 
 
@@ -103,6 +104,7 @@ def build_engine(
         group_windows=parts.group_windows,
         eos_token_ids=parts.eos_token_ids,
         chat_template=parts.chat_template,
+        num_parameters=parts.num_parameters,
         warnings=parts.warnings + budget.warnings,
     )
     costs = StepCosts()
@@ -293,6 +295,7 @@ def _model_parts(
         group_windows=group_windows,
         budget=budget,
         executor=_make_executor(config, model, executor_name, kv_dtype, budget, report),
+        num_parameters=sum(map(math.prod, program.parameters.values())),
     )
 
 

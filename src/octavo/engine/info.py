@@ -46,6 +46,7 @@ class EngineInfo:
     group_windows: tuple[int | None, ...] = (None,)  # sliding window in tokens of each KV group, None for full
     eos_token_ids: tuple[int, ...] = ()
     chat_template: str | None = None
+    num_parameters: int = 0  # of the model; 0 for the fake one
     warnings: tuple[str, ...] = ()  # one line each: what was lowered or ignored, and why
 
     @property

@@ -18,6 +18,8 @@ from octavo.server.docs_page import PAGE, PAGE_POLICY, install_openapi
 from octavo.server.door import Door
 from octavo.server.errors import json_response
 from octavo.server.metrics import CONTENT_TYPE, ServerMetrics
+from octavo.server.ollama import generate
+from octavo.server.ollama import models as ollama_models
 from octavo.server.openai import chat, completions, forks, models, schema_check
 from octavo.server.openai.call import Routes
 from octavo.server.openai.parse import UnknownNames
@@ -56,6 +58,7 @@ def build_app(state: ServerState) -> FastAPI:
     routes = Routes(state, UnknownNames())
     _add_openai(app, routes)
     _add_anthropic(app, routes)
+    _add_ollama(app, routes)
     _add_tokens(app, routes)
     _add_status(app, state)
     _add_debug(app, state)
@@ -109,6 +112,33 @@ def _add_anthropic(app: FastAPI, routes: Routes) -> None:
     async def count_tokens(request: Request) -> Response:
         """How many tokens the same conversation has as a prompt."""
         return await messages.count_tokens(routes, request)
+
+
+def _add_ollama(app: FastAPI, routes: Routes) -> None:
+    @app.post("/api/chat", response_class=Response)
+    async def ollama_chat(request: Request) -> Response:
+        """The next message of a conversation, as clients of Ollama ask for it and read it."""
+        return await generate.chat_answer(routes, request)
+
+    @app.post("/api/generate", response_class=Response)
+    async def ollama_generate(request: Request) -> Response:
+        """The answer to one prompt, through the chat template or raw."""
+        return await generate.generate_answer(routes, request)
+
+    @app.get("/api/tags", response_class=Response)
+    async def ollama_tags() -> Response:
+        """The names this server answers to, with what they are."""
+        return json_response(ollama_models.list_tags(routes.state))
+
+    @app.post("/api/show", response_class=Response)
+    async def ollama_show(request: Request) -> Response:
+        """What one of them is."""
+        return await ollama_models.show(routes, request)
+
+    @app.get("/api/version", response_class=Response)
+    async def ollama_version() -> Response:
+        """Octavo's."""
+        return json_response({"version": __version__})
 
 
 def _add_tokens(app: FastAPI, routes: Routes) -> None:

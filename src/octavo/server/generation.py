@@ -18,7 +18,7 @@ from starlette.types import Receive
 
 from octavo.engine.engine_request import EngineRequest
 from octavo.errors import InternalError, OctavoError, retry_after_seconds
-from octavo.outputs import CacheReport, SequenceDelta, TokenLogprobs
+from octavo.outputs import CacheReport, RequestTimings, SequenceDelta, TokenLogprobs
 from octavo.server.errors import ClientGone, ServiceUnavailable
 from octavo.server.limits import Limits
 from octavo.server.metrics import ServerMetrics
@@ -78,6 +78,7 @@ class Generation:
         self._is_fork = num_shared_tokens is not None
         num_prompt_tokens = sum(len(request.prompt_token_ids) for request in requests)
         self.usage = Usage(prompt_tokens=num_prompt_tokens if num_shared_tokens is None else num_shared_tokens)
+        self.timings: dict[int, RequestTimings] = {}  # by number of the prompt, once its last sample ended
         self.cache_reports: dict[int, CacheReport] = {}  # by number of the prompt, once its last sample ended
 
     async def run(self) -> AsyncGenerator[Step, None]:
@@ -133,6 +134,7 @@ class Generation:
             self._prompts_seen.add(number)
         self.usage.completion_tokens += len(delta.token_ids)
         if delta.timings is not None:
+            self.timings[number] = delta.timings
             self._metrics.observe(delta.timings)
             if delta.timings.cache is not None:
                 self.cache_reports[number] = delta.timings.cache

@@ -15,7 +15,9 @@ from pydantic.json_schema import JsonSchemaMode, models_json_schema
 
 from octavo.server.anthropic.responses import AnthropicAnswer, AnthropicError, TokenCount
 from octavo.server.anthropic.schemas import CountTokensRequest, MessagesRequest
-from octavo.server.dialects import is_anthropic
+from octavo.server.dialects import is_anthropic, is_ollama
+from octavo.server.ollama import responses as ollama
+from octavo.server.ollama.schemas import OllamaChatRequest, OllamaGenerateRequest, OllamaShowRequest
 from octavo.server.openai import responses as shapes
 from octavo.server.openai.schemas import (
     ChatRequest,
@@ -35,6 +37,11 @@ SHAPES: Final[dict[tuple[str, str], tuple[type[BaseModel] | None, type[BaseModel
     ("post", "/v1/schema/check"): (SchemaCheckRequest, shapes.SchemaCheck),
     ("post", "/v1/messages"): (MessagesRequest, AnthropicAnswer),
     ("post", "/v1/messages/count_tokens"): (CountTokensRequest, TokenCount),
+    ("post", "/api/chat"): (OllamaChatRequest, ollama.OllamaChatAnswer),
+    ("post", "/api/generate"): (OllamaGenerateRequest, ollama.OllamaGenerateAnswer),
+    ("get", "/api/tags"): (None, ollama.OllamaTags),
+    ("post", "/api/show"): (OllamaShowRequest, ollama.OllamaShow),
+    ("get", "/api/version"): (None, ollama.OllamaVersion),
     ("get", "/v1/models"): (None, shapes.ModelList),
     ("get", "/v1/models/{model}"): (None, shapes.ModelCard),
     ("post", "/tokenize"): (TokenizeRequest, shapes.Tokens),
@@ -69,6 +76,8 @@ def make_document(app: FastAPI) -> dict[str, Any]:
 
 
 def _error_of(path: str) -> type[BaseModel]:
+    if is_ollama(path):
+        return ollama.OllamaError
     return AnthropicError if is_anthropic(path) else shapes.ErrorEnvelope
 
 

@@ -63,16 +63,21 @@ class Started:
 class EventStream(Response):
     """Sends the events as they come, watching for the client to leave."""
 
-    media_type = "text/event-stream"
-
-    def __init__(self, events: AsyncGenerator[bytes, None], steps: Started, *, write_timeout_seconds: float) -> None:
+    def __init__(
+        self,
+        events: AsyncGenerator[bytes, None],
+        steps: Started,
+        *,
+        write_timeout_seconds: float,
+        media_type: str = "text/event-stream",
+    ) -> None:
         self._events = events
         self._steps = steps
         self._write_timeout_seconds = write_timeout_seconds
         self.status_code = 200
         self.background = None
         self.raw_headers = [
-            (b"content-type", b"text/event-stream"),
+            (b"content-type", media_type.encode("ascii")),
             (b"cache-control", b"no-cache"),
             (b"x-accel-buffering", b"no"),  # nginx would hold the events back
         ]

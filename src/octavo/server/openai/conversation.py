@@ -6,6 +6,7 @@ a ChatRequest of its own body first, so that all of them are bounded here alike.
 
 from __future__ import annotations
 
+from octavo.sampling_params import SamplingParams
 from octavo.server.generation import Generation
 from octavo.server.openai.call import Call
 from octavo.server.openai.convert import (
@@ -33,10 +34,21 @@ async def prompt_of(loaded: Loaded, body: ChatRequest) -> list[int]:
 async def start(call: Call, body: ChatRequest) -> tuple[list[int], Generation]:
     """The prompt, and the generation that will answer it. Raises BadRequest."""
     check_tools(body)
-    info, limits = call.loaded.info, call.state.config.limits
     sampling = chat_sampling(body, await call.grammar())
-    sampling.check_against_model(info.vocab_size)
     prompt = await prompt_of(call.loaded, body)
-    check_prompt_ids(prompt, info, "messages", sampling.max_tokens)
+    return prompt, _begin(call, prompt, sampling, "messages")
+
+
+async def start_raw(call: Call, body: ChatRequest, text: str) -> Generation:
+    """The same for a prompt that no template writes: the messages are not looked at. Raises BadRequest."""
+    sampling = chat_sampling(body, await call.grammar())
+    prompt = await call.loaded.encoder.encode_text(text, add_special_tokens=True, param="prompt")
+    return _begin(call, prompt, sampling, "prompt")
+
+
+def _begin(call: Call, prompt: list[int], sampling: SamplingParams, param: str) -> Generation:
+    info, limits = call.loaded.info, call.state.config.limits
+    sampling.check_against_model(info.vocab_size)
+    check_prompt_ids(prompt, info, param, sampling.max_tokens)
     check_work([prompt], sampling, info, limits)
-    return prompt, call.generation([prompt], sampling)
+    return call.generation([prompt], sampling)

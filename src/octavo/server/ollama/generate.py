@@ -1,0 +1,135 @@
+"""POST /api/chat and /api/generate, as clients of Ollama speak them: one JSON object a line, or one with stream false.
+
+    {"model", "created_at", "message" or "response", "done": false}  ...
+    {..., "done": true, "done_reason", "total_duration", "prompt_eval_count", "eval_count", ...}
+
+Refuses what schemas.py and convert.py refuse. A stream that breaks ends with {"error": text}. Stream and whole answer
+are made of the same pieces. Durations are nanoseconds by the engine's clock; `load_duration` is 0, for the model is
+loaded before the first request is taken. A request without a prompt asks whether the model is there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from datetime import UTC, datetime
+from typing import Any, TypeVar
+
+import msgspec
+from fastapi import Request, Response
+
+from octavo.outputs import RequestTimings, TokenLogprobs
+from octavo.server.dialects import translated
+from octavo.server.errors import envelope_for, json_response
+from octavo.server.generation import Generation, until_disconnect
+from octavo.server.ollama.convert import chat_request
+from octavo.server.ollama.schemas import OllamaChatRequest, OllamaGenerateRequest
+from octavo.server.openai import conversation
+from octavo.server.openai.call import Call, Routes
+from octavo.server.openai.logprobs import chat_content
+from octavo.server.openai.parse import read
+from octavo.server.openai.schemas import ChatRequest
+from octavo.server.streaming import EventStream, Started
+
+MEDIA_TYPE = "application/x-ndjson"
+
+_encoder = msgspec.json.Encoder()
+Body = TypeVar("Body", OllamaChatRequest, OllamaGenerateRequest)
+
+
+async def chat_answer(routes: Routes, http: Request) -> Response:
+    return await until_disconnect(http.receive, _answer(routes, http, OllamaChatRequest))
+
+
+async def generate_answer(routes: Routes, http: Request) -> Response:
+    return await until_disconnect(http.receive, _answer(routes, http, OllamaGenerateRequest))
+
+
+async def _answer(routes: Routes, http: Request, schema: type[Body]) -> Response:
+    limits = routes.state.config.limits
+    body = await read(http, schema, limits, routes.unknown_names)
+    chat = chat_request(body, routes.state.loaded, routes.unknown_names)
+    call = _OllamaCall(routes, http, chat, "message" if isinstance(body, OllamaChatRequest) else "response")
+    if not (body.messages if isinstance(body, OllamaChatRequest) else body.prompt):
+        return json_response(call.piece("") | {"done": True, "done_reason": "load"})
+    raw = body.prompt if isinstance(body, OllamaGenerateRequest) and body.raw else None
+    if raw is None:
+        _, generation = await conversation.start(call, call.chat)
+    else:
+        generation = await conversation.start_raw(call, call.chat, raw)
+    if not call.chat.stream:
+        answer = (await generation.collect())[0]
+        whole = call.piece(answer.text, answer.logprobs)
+        return json_response(whole | call.ending(answer.finish_reason, generation))
+    steps = await Started.wait(generation)
+    lines = call.lines(steps, generation, http.url.path)
+    return EventStream(lines, steps, write_timeout_seconds=limits.write_timeout_seconds, media_type=MEDIA_TYPE)
+
+
+class _OllamaCall(Call):
+    def __init__(self, routes: Routes, http: Request, chat: ChatRequest, key: str) -> None:
+        super().__init__(routes, http, chat, prefix="ollama", kind=key)
+        self.chat = chat
+        self._key = key  # under which an answer's text stands
+
+    def piece(self, text: str, logprobs: Sequence[TokenLogprobs] = ()) -> dict[str, Any]:
+        """Some of the answer, or all of it."""
+        made: dict[str, Any] = {
+            "model": self.model,
+            "created_at": timestamp(datetime.now(UTC)),
+            self._key: {"role": "assistant", "content": text} if self._key == "message" else text,
+            "done": False,
+        }
+        if self.chat.logprobs and logprobs:
+            made["logprobs"] = chat_content(logprobs, self.names)
+        return made
+
+    def ending(self, finish_reason: str | None, generation: Generation) -> dict[str, Any]:
+        """What the last object says beside."""
+        usage = generation.usage
+        return {
+            "done": True,
+            "done_reason": finish_reason,
+            **_durations(generation.timings.get(0)),
+            "prompt_eval_count": usage.prompt_tokens,
+            "eval_count": usage.completion_tokens,
+            **self.explanation(generation),
+        }
+
+    async def lines(self, steps: Started, generation: Generation, path: str) -> AsyncGenerator[bytes, None]:
+        """The last line carries no text; one that would say nothing is left out."""
+        try:
+            async with aclosing(steps):
+                async for _, deltas in steps:
+                    for delta in deltas:
+                        if delta.text or (self.chat.logprobs and delta.logprobs):
+                            yield _line(self.piece(delta.text, delta.logprobs))
+                        if delta.finish_reason is not None:
+                            yield _line(self.piece("") | self.ending(delta.finish_reason, generation))
+        except Exception as error:
+            yield _line(translated(envelope_for(error, self.request_id), 500, path))
+
+
+def _durations(timings: RequestTimings | None) -> dict[str, int]:
+    """At least 1 where clients divide by it."""
+    if timings is None or timings.first_scheduled_time is None:
+        return {"total_duration": 0, "load_duration": 0, "prompt_eval_duration": 1, "eval_duration": 1}
+    first_token = timings.finished_time if timings.first_token_time is None else timings.first_token_time
+    return {
+        "total_duration": _nanoseconds(timings.finished_time - timings.arrival_time),
+        "load_duration": 0,
+        "prompt_eval_duration": max(1, _nanoseconds(first_token - timings.first_scheduled_time)),
+        "eval_duration": max(1, _nanoseconds(timings.finished_time - first_token)),
+    }
+
+
+def _nanoseconds(seconds: float) -> int:
+    return round(seconds * 1e9)
+
+
+def timestamp(moment: datetime) -> str:
+    return moment.isoformat().replace("+00:00", "Z")
+
+
+def _line(content: Any) -> bytes:
+    return _encoder.encode(content) + b"\n"
