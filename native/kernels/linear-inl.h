@@ -36,13 +36,14 @@ struct TileOut {
 // memory works while the tiles compute. Into the second-level cache, since the first holds the activations, except for
 // so few rows that a tile only waits for memory. May run past the weight's end: a prefetch never faults.
 struct Ahead {
-  static constexpr int kFewRows = 2;
   const uint8_t* at;
   int64_t step;
 
-  template <int kRows>
+  static constexpr int64_t few_rows(Form form) { return form == Form::kInt4 ? 2 : 4; }
+
+  template <bool kFew>
   inline void fetch(int64_t steps = 1) {
-    constexpr int kLocality = kRows <= kFewRows ? 3 : 2;
+    constexpr int kLocality = kFew ? 3 : 2;
     for (int64_t i = 0; i < steps * step; i += 64) __builtin_prefetch(at + i, 0, kLocality);
     at += steps * step;
   }
@@ -130,7 +131,7 @@ static inline int64_t each_stream_tile(const Weight& weight, const uint8_t* acti
 template <class Tile, class Body>
 static inline void each_tile(const Weight& weight, int64_t matrices, const uint8_t* activations, int64_t num_rows,
                              int64_t panel_begin, int64_t panel_end, const Body& body) {
-  const int64_t stream_ahead = num_rows <= Ahead::kFewRows ? kNearBytes : kFarBytes;
+  const int64_t stream_ahead = num_rows <= Ahead::few_rows(weight.form) ? kNearBytes : kFarBytes;
   const int64_t panel_bytes = static_cast<int64_t>(weight.panel_bytes);
   const size_t act_stride = activation_bytes(weight.form, weight.cols);
   const int64_t num_tiles = (num_rows + Tile::kRows - 1) / Tile::kRows;

@@ -153,7 +153,7 @@ static inline void tile_floats(const uint8_t* panel, int64_t cols, const uint8_t
   for (int64_t k = 0; k < cols; k += kBF16 ? 2 : 1, panel += 64, ahead.at += ahead.step) {
     each<P>([&](auto p) OCTAVO_FLAT {
       const uint8_t* from = panel + p * gap;
-      __builtin_prefetch(ahead.at + p * gap, 0, R <= Ahead::kFewRows ? 3 : 2);
+      __builtin_prefetch(ahead.at + p * gap, 0, R <= Ahead::few_rows(Form::kF32) ? 3 : 2);
       if constexpr (kBF16) {
         add_floats<R, 2 * R * p>(sums, shifted(from), shifted(from + 32), row, 4 * k);
         add_floats<R, 2 * R * p>(sums, masked(from, odd), masked(from + 32, odd), row, 4 * k + 4);
@@ -235,7 +235,7 @@ static void tile_int8(const uint8_t* panel, int64_t cols, const uint8_t* act, si
     sums[2 * r] = sums[2 * r + 1] = _mm256_setzero_ps();
   });
   for (int64_t k = 0; k < cols; k += kGroup, panel += kInt8GroupBytes) {
-    ahead.fetch<R>();
+    ahead.fetch<R <= Ahead::few_rows(Form::kInt8)>();
     each<2>([&](auto half) OCTAVO_FLAT {
       __m256i dots[R];
       __m256i lacking = _mm256_setzero_si256();
@@ -263,7 +263,7 @@ static inline void tile_nibbles(const uint8_t* panel, int64_t cols, const uint8_
     sums[2 * r] = sums[2 * r + 1] = _mm256_setzero_ps();
   });
   for (int64_t k = 0; k < cols; k += kGroup, panel += kBytes) {
-    ahead.fetch<R>();
+    ahead.fetch<R <= Ahead::few_rows(Form::kInt4)>();
     each<2>([&](auto half) OCTAVO_FLAT {
       __m256i dots[R];  // 16-bit sums
       each<R>([&](auto r) OCTAVO_FLAT { dots[r] = _mm256_setzero_si256(); });
@@ -329,7 +329,7 @@ static void tile_w8a8(const uint8_t* panel, int64_t cols, const uint8_t* act, si
       });
       const uint8_t* from = panel + 32 * half;
       for (int64_t group = 0; group < groups; ++group, from += kW8A8GroupBytes) {
-        if (half == 0) ahead.fetch<R>();
+        if (half == 0) ahead.fetch<R <= Ahead::few_rows(Form::kW8A8)>();
         each<8>([&](auto step) OCTAVO_FLAT { step_i8<R>(dots, lacking, from + 64 * step, row, 4 * step); });
         each<R>([&](auto r) OCTAVO_FLAT { row[r] += kGroup; });
       }

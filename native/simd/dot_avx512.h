@@ -116,7 +116,7 @@ static void tile_f32(const uint8_t* panel, int64_t cols, const uint8_t* act, siz
     sums[r] = _mm512_setzero_ps();
   });
   for (int64_t k = 0; k < cols; ++k, panel += 64) {
-    ahead.fetch<R>();
+    ahead.fetch<R <= Ahead::few_rows(Form::kF32)>();
     const __m512 weights = _mm512_loadu_ps(panel);
     each<R>([&](auto r) OCTAVO_FLAT { sums[r] = _mm512_fmadd_ps(weights, broadcast_f32(row[r] + 4 * k), sums[r]); });
   }
@@ -125,7 +125,7 @@ static void tile_f32(const uint8_t* panel, int64_t cols, const uint8_t* act, siz
 
 template <int R, int kSteps>
 static inline void step_bf16(__m512 (&sums)[R], const uint8_t*& panel, Rows& rows, Ahead& ahead) {
-  ahead.fetch<R>(kSteps);
+  ahead.fetch<R <= Ahead::few_rows(Form::kBF16)>(kSteps);
   each<kSteps>([&](auto step) OCTAVO_FLAT {
     const __m512i weights = _mm512_loadu_si512(panel + 64 * step);
     each<R>([&](auto r) OCTAVO_FLAT { dot_bf16<r(), 4 * step()>(sums[r], weights, rows); });
@@ -154,7 +154,7 @@ static void tile_int8(const uint8_t* panel, int64_t cols, const uint8_t* act, si
   each<R>([&](auto r) OCTAVO_FLAT { sums[r] = _mm512_setzero_ps(); });
   const int64_t end = cols / kGroup * kInt8ActGroupBytes;
   for (int64_t at = 0; at < end; at += kInt8ActGroupBytes, panel += kInt8GroupBytes) {
-    ahead.fetch<R>();
+    ahead.fetch<R <= Ahead::few_rows(Form::kInt8)>();
     __m512i dots[R];
     each<R>([&](auto r) OCTAVO_FLAT { dots[r] = broadcast_i32(rows.at(r) + kActStartAt); });
     each<8>([&](auto step) OCTAVO_FLAT {
@@ -181,7 +181,7 @@ static inline void tile_nibbles(const uint8_t* panel, int64_t cols, const uint8_
   each<R>([&](auto r) OCTAVO_FLAT { sums[r] = _mm512_setzero_ps(); });
   const int64_t end = cols / kGroup * kInt4ActGroupBytes;
   for (int64_t at = 0; at < end; at += kInt4ActGroupBytes, panel += kBytes) {
-    ahead.fetch<R>();
+    ahead.fetch<R <= Ahead::few_rows(Form::kInt4)>();
     __m512i dots[R];
     each<R>([&](auto r) OCTAVO_FLAT {
       dots[r] = kMin ? _mm512_setzero_si512() : broadcast_i32(rows.at(r) + kActStartAt);
@@ -233,7 +233,7 @@ static void tile_w8a8(const uint8_t* panel, int64_t cols, const uint8_t* act, si
     if constexpr (kChains == 2) dots[R + r] = _mm512_setzero_si512();
   });
   for (int64_t k = 0; k < end; k += kGroup, panel += kW8A8GroupBytes, rows.advance(kGroup)) {
-    ahead.fetch<R>();
+    ahead.fetch<R <= Ahead::few_rows(Form::kW8A8)>();
     each<8>([&](auto step) OCTAVO_FLAT {
       const __m512i weights = _mm512_loadu_si512(panel + 64 * step);
       each<R>([&](auto r) OCTAVO_FLAT { dot_u8<r(), 4 * step()>(dots[step % kChains * R + r], weights, rows); });

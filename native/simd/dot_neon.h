@@ -74,7 +74,7 @@ static void tile_f32(const uint8_t* panel, int64_t cols, const uint8_t* act, siz
   each<R>([&](auto r) OCTAVO_FLAT { row[r] = act + static_cast<size_t>(r) * stride; });
   each<4 * R>([&](auto i) OCTAVO_FLAT { sums[i] = vdupq_n_f32(0.0f); });
   for (int64_t k = 0; k < cols; ++k, panel += 64) {
-    ahead.fetch<R>();
+    ahead.fetch<R <= Ahead::few_rows(Form::kF32)>();
     each<4>([&](auto q) OCTAVO_FLAT {
       const float32x4_t weights = load_floats(panel + 16 * q);
       each<R>([&](auto r) OCTAVO_FLAT {
@@ -94,7 +94,7 @@ static void tile_bf16(const uint8_t* panel, int64_t cols, const uint8_t* act, si
   each<R>([&](auto r) OCTAVO_FLAT { row[r] = act + static_cast<size_t>(r) * stride; });
   each<4 * R>([&](auto i) OCTAVO_FLAT { sums[i] = vdupq_n_f32(0.0f); });
   for (int64_t k = 0; k < cols; k += 2, panel += 64) {
-    ahead.fetch<R>();
+    ahead.fetch<R <= Ahead::few_rows(Form::kBF16)>();
     each<4>([&](auto q) OCTAVO_FLAT {
       const uint32x4_t pairs = vreinterpretq_u32_u8(vld1q_u8(panel + 16 * q));
       const float32x4_t first = vreinterpretq_f32_u32(vshlq_n_u32(pairs, 16));
@@ -122,7 +122,7 @@ static void tile_int8(const uint8_t* panel, int64_t cols, const uint8_t* act, si
   each<R>([&](auto r) OCTAVO_FLAT { row[r] = act + static_cast<size_t>(r) * stride; });
   each<4 * R>([&](auto i) OCTAVO_FLAT { sums[i] = vdupq_n_f32(0.0f); });
   for (int64_t k = 0; k < cols; k += kGroup, panel += kInt8GroupBytes) {
-    ahead.fetch<R>();
+    ahead.fetch<R <= Ahead::few_rows(Form::kInt8)>();
     each<4>([&](auto q) OCTAVO_FLAT {
       int32x4_t dots[R];
       each<R>([&](auto r) OCTAVO_FLAT { dots[r] = vdupq_n_s32(0); });
@@ -148,7 +148,7 @@ static inline void tile_nibbles(const uint8_t* panel, int64_t cols, const uint8_
   each<R>([&](auto r) OCTAVO_FLAT { row[r] = act + static_cast<size_t>(r) * stride; });
   each<4 * R>([&](auto i) OCTAVO_FLAT { sums[i] = vdupq_n_f32(0.0f); });
   for (int64_t k = 0; k < cols; k += kGroup, panel += kBytes) {
-    ahead.fetch<R>();
+    ahead.fetch<R <= Ahead::few_rows(Form::kInt4)>();
     each<4>([&](auto q) OCTAVO_FLAT {
       int32x4_t dots[R];
       each<R>([&](auto r) OCTAVO_FLAT {
@@ -210,7 +210,7 @@ static void tile_w8a8(const uint8_t* panel, int64_t cols, const uint8_t* act, si
       const uint8_t* from = panel + 16 * q;
       const uint8_t* x = act + k;
       for (int64_t group = 0; group < groups; ++group, from += kW8A8GroupBytes, x += kGroup) {
-        if (q == 0) ahead.fetch<R>();
+        if (q == 0) ahead.fetch<R <= Ahead::few_rows(Form::kW8A8)>();
         each<8>([&](auto step) OCTAVO_FLAT {
           const int8x16_t weights = vreinterpretq_s8_u8(veorq_u8(vld1q_u8(from + 64 * step), offset));
           each<R>([&](auto r) OCTAVO_FLAT {
