@@ -16,8 +16,10 @@ from octavo.constraints.grammar import check_grammar
 from octavo.grammar_spec import GrammarSpec
 from octavo.loading.chat_template import ChatTemplate
 from octavo.loading.fake_tokenizer import BOS_TOKEN, EOS_TOKEN, FAKE_CHAT_TEMPLATE, FakeTokenizer
+from octavo.server.anthropic.responses import AnthropicError
 from octavo.server.app import create_app
 from octavo.server.config import ServerConfig
+from octavo.server.ollama.responses import OllamaError
 from octavo.server.openai.responses import ErrorEnvelope
 from octavo.server.state import ServerState
 from support.fake_engine import InProcessEngine, ScriptedEngine
@@ -127,11 +129,20 @@ def check_error(response: httpx.Response, status: int | None = None) -> dict[str
     assert response.headers["x-request-id"]
     if response.status_code in (429, 503):
         assert int(response.headers["retry-after"]) > 0
-    parsed = ErrorEnvelope.model_validate_json(response.content)
-    assert parsed.error.message
-    assert len(parsed.error.message) <= 1000
-    found: dict[str, Any] = response.json()["error"]
+    found = said(response)
+    assert found["message"]
+    assert len(found["message"]) <= 1000
     return found
+
+
+def said(response: httpx.Response) -> dict[str, Any]:
+    """The error, after checking that the envelope is the one that clients of the path read."""
+    path = response.request.url.path
+    if path.startswith("/v1/messages"):
+        return AnthropicError.model_validate_json(response.content).error.model_dump()
+    if path.startswith("/api/"):
+        return {"message": OllamaError.model_validate_json(response.content).error}
+    return ErrorEnvelope.model_validate_json(response.content).error.model_dump()
 
 
 async def asgi(

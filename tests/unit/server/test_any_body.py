@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+import httpx
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from octavo.server.openai.responses import ChatCompletion, Completion, Fork
+from octavo.server.anthropic.responses import AnthropicAnswer, TokenCount
+from octavo.server.anthropic.schemas import CountTokensRequest, MessagesRequest
+from octavo.server.ollama.responses import OllamaChatAnswer, OllamaGenerateAnswer, OllamaShow
+from octavo.server.ollama.schemas import OllamaChatRequest, OllamaGenerateRequest, OllamaShowRequest
+from octavo.server.openai.responses import ChatCompletion, Completion, DetokenizedPrompt, Fork, Tokens
 from octavo.server.openai.schemas import ChatRequest, CompletionRequest, DetokenizeRequest, ForkRequest, TokenizeRequest
 from support.http_site import CHAT, COMPLETIONS, FORK, MESSAGES, check_error, events, run, site
 
@@ -28,9 +33,20 @@ ANY_JSON = st.recursive(
     max_leaves=6,
 )
 ROLES = st.sampled_from(["system", "user", "assistant", "tool", "developer"])
+BLOCK = st.fixed_dictionaries(
+    {"type": st.sampled_from(["text", "tool_use", "tool_result", "thinking", "image"]), "text": st.text(max_size=8)},
+    optional={
+        "id": st.text(max_size=4),
+        "name": st.text(max_size=4),
+        "input": st.dictionaries(st.text(max_size=4), ANY_JSON, max_size=2),
+        "tool_use_id": st.text(max_size=4),
+        "content": st.text(max_size=8) | ANY_JSON,
+        "is_error": st.booleans(),
+    },
+)
 TEXT_PARTS = st.lists(st.fixed_dictionaries({"type": st.just("text"), "text": st.text(max_size=8)}), max_size=3)
 MESSAGE = st.fixed_dictionaries(
-    {"role": ROLES, "content": st.text(max_size=8) | TEXT_PARTS | st.none()},
+    {"role": ROLES, "content": st.text(max_size=8) | TEXT_PARTS | st.lists(BLOCK, max_size=3) | st.none()},
     optional={"name": st.text(max_size=4), "tool_call_id": st.text(max_size=4), "extra": ANY_JSON},
 )
 GOOD: dict[str, Any] = {
@@ -60,6 +76,20 @@ GOOD: dict[str, Any] = {
         | st.fixed_dictionaries({}, optional={"temperature": st.floats(0, 2), "logprobs": st.integers(0, 20)}),
         max_size=3,
     ),
+    "options": st.fixed_dictionaries(
+        {},
+        optional={
+            "temperature": st.floats(0, 2),
+            "num_predict": st.integers(-2, 12),
+            "seed": st.integers(-1, 9),
+            "stop": st.text(min_size=1, max_size=2),
+            "odd": ANY_JSON,
+        },
+    ),
+    "system": st.text(max_size=8) | TEXT_PARTS,
+    "format": st.sampled_from(["json", "", {"type": "integer"}]),
+    "raw": st.booleans(),
+    "stop_sequences": st.lists(st.text(min_size=1, max_size=2), max_size=3),
     "stream_options": st.fixed_dictionaries({}, optional={"include_usage": st.booleans()}),
 }
 SCHEMAS: dict[str, type[BaseModel]] = {
@@ -68,6 +98,23 @@ SCHEMAS: dict[str, type[BaseModel]] = {
     FORK: ForkRequest,
     "/tokenize": TokenizeRequest,
     "/detokenize": DetokenizeRequest,
+    "/v1/messages": MessagesRequest,
+    "/v1/messages/count_tokens": CountTokensRequest,
+    "/api/chat": OllamaChatRequest,
+    "/api/generate": OllamaGenerateRequest,
+    "/api/show": OllamaShowRequest,
+}
+ANSWERS: dict[str, type[BaseModel]] = {
+    CHAT: ChatCompletion,
+    COMPLETIONS: Completion,
+    FORK: Fork,
+    "/tokenize": Tokens,
+    "/detokenize": DetokenizedPrompt,
+    "/v1/messages": AnthropicAnswer,
+    "/v1/messages/count_tokens": TokenCount,
+    "/api/chat": OllamaChatAnswer,
+    "/api/generate": OllamaGenerateAnswer,
+    "/api/show": OllamaShow,
 }
 
 
@@ -85,6 +132,14 @@ def bodies(schema: type[BaseModel]) -> st.SearchStrategy[dict[str, Any]]:
     return st.tuples(good, odd).map(lambda pair: pair[0] | pair[1]) | good
 
 
+def check_stream(response: httpx.Response, path: str) -> None:
+    if path == "/v1/messages":
+        assert response.text.count("event: message_start") == response.text.count("event: message_stop") == 1
+    else:
+        assert events(response)
+        assert response.content.endswith(b"data: [DONE]\n\n")
+
+
 @pytest.mark.parametrize("path", list(SCHEMAS))
 def test_any_body_is_answered_or_refused(path: str) -> None:
     @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
@@ -100,14 +155,10 @@ def test_any_body_is_answered_or_refused(path: str) -> None:
                     assert response.status_code < 500
                     check_error(response)
                 elif response.headers["content-type"].startswith("text/event-stream"):
-                    assert events(response)
-                    assert response.content.endswith(b"data: [DONE]\n\n")
-                elif path == CHAT:
-                    ChatCompletion.model_validate_json(response.content)
-                elif path == FORK:
-                    Fork.model_validate_json(response.content)
-                elif path == COMPLETIONS:
-                    Completion.model_validate_json(response.content)
+                    check_stream(response, path)
+                else:
+                    for line in response.text.rstrip("\n").split("\n"):
+                        ANSWERS[path].model_validate_json(line)
                 again = await here.chat(messages=MESSAGES)
                 assert again.status_code == 200
                 assert here.engine.stats().num_blocks_used == 0
