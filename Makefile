@@ -45,6 +45,7 @@ test-long: $(VENV)/.installed-test
 
 test-sanitize: $(VENV)/.installed-test
 	VENV=$(VENV) scripts/test_sanitize.sh $(ARGS)
+	VENV=$(VENV) scripts/test_sanitize.sh --thread
 
 # In an environment of its own: torch and transformers are the oracles, and nothing of octavo may need them.
 test-parity: $(VENV)-parity/.installed
@@ -74,6 +75,7 @@ bench: $(VENV)/.installed-test $(VENV)-users/.installed
 	$(BIN)/python benchmarks/paper.py $(ARGS)
 	$(BIN)/python benchmarks/floor.py --installed-size $(VENV)-users $(ARGS)
 	$(BIN)/python benchmarks/start.py
+	$(BIN)/python benchmarks/sampling.py
 	$(BIN)/python benchmarks/memory.py $(ARGS)
 
 # What a user's environment holds, to be weighed: the package and what it depends on, no tests, no tools.

@@ -1,4 +1,4 @@
-// Building and running a program from Python.
+// Building a program from Python, and how rows draw.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
@@ -19,7 +19,6 @@
 #include "bindings.h"
 #include "drawing.h"
 #include "program.h"
-#include "runner.h"
 
 namespace nb = nanobind;
 
@@ -197,77 +196,6 @@ std::vector<std::pair<int32_t, float>> top_of(const Drawing& drawing, int64_t it
   return top;
 }
 
-StepArrays step_arrays(const Ints& row_ids, const Ints& token_ids, const Ints& positions,
-                       const std::vector<Longs>& slot_mapping, const Ints& query_start_loc, const Ints& seq_lens,
-                       const std::vector<Table>& block_tables) {
-  StepArrays step{};
-  step.num_tokens = extent(token_ids, 0);
-  step.num_seqs = extent(row_ids, 0);
-  require(extent(positions, 0) == step.num_tokens, "positions: an entry a token");
-  require(extent(query_start_loc, 0) == step.num_seqs + 1 && extent(seq_lens, 0) == step.num_seqs,
-          "query_start_loc and seq_lens: an entry a sequence");
-  step.row_ids = row_ids.data();
-  step.token_ids = token_ids.data();
-  step.positions = positions.data();
-  step.query_start = query_start_loc.data();
-  step.seq_lens = seq_lens.data();
-  for (const Longs& slots : slot_mapping) {
-    require(extent(slots, 0) == step.num_tokens, "slot_mapping: an entry a token");
-    step.slots.push_back(slots.data());
-  }
-  for (const Table& table : block_tables) {
-    require(step.block_tables.empty() || (extent(table, 0) == step.table_rows && extent(table, 1) == step.table_stride),
-            "block_tables: all of one shape");
-    step.block_tables.push_back(table.data());
-    step.table_rows = extent(table, 0);
-    step.table_stride = extent(table, 1);
-  }
-  return step;
-}
-
-// For each row that draws the bitmap it is given, or null; empty where there are no bitmaps.
-std::vector<const uint32_t*> row_masks(const std::optional<Bitmaps>& masks, const Ints& mask_of, const Ints& draw_rows,
-                                       int64_t vocab_size) {
-  if (!masks) return {};
-  require(extent(*masks, 1) * 32 >= vocab_size, "masks: a bit a token of the vocabulary");
-  require(mask_of.size() == draw_rows.size(), "mask_of: an entry a row that draws");
-  std::vector<const uint32_t*> found;
-  for (size_t i = 0; i < mask_of.size(); ++i) {
-    const int32_t mask = mask_of.data()[i];
-    require(mask < extent(*masks, 0), "mask_of names a mask that is not there");
-    found.push_back(mask < 0 ? nullptr : masks->data() + mask * extent(*masks, 1));
-  }
-  return found;
-}
-
-void run(Runner& runner, Drawing& drawing, const Ints& row_ids, const Ints& token_ids, const Ints& positions,
-         const std::vector<Longs>& slot_mapping, const Ints& query_start_loc, const Ints& seq_lens,
-         const std::vector<Table>& block_tables, const Ints& logits_rows, const Ints& draw_rows,
-         const Ints& num_samples, const Table& prompt_queries, const Table& row_tokens, const Ints& row_num_tokens,
-         std::optional<Bitmaps> masks, const Ints& mask_of, std::optional<OutMatrix> logits) {
-  const StepArrays step =
-      step_arrays(row_ids, token_ids, positions, slot_mapping, query_start_loc, seq_lens, block_tables);
-  const auto ints = [](const Ints& a) { return std::vector<int32_t>(a.data(), a.data() + a.size()); };
-  require(drawing.serves(runner.vocab_size(), runner.num_threads()), "the drawing was made for another runner");
-  require(draw_rows.size() == logits_rows.size(), "draw_rows: an entry a row of logits");
-  require(extent(prompt_queries, 1) == 3, "prompt_queries: [n, 3], token of the step, next token, alternatives");
-  require(extent(row_tokens, 0) == extent(row_num_tokens, 0), "row_num_tokens: an entry a row");
-  require(!logits || extent(*logits, 0) == extent(draw_rows, 0), "logits: a row a row that draws");
-  require(!logits || extent(*logits, 1) == runner.vocab_size(), "logits: a column a token of the vocabulary");
-  std::vector<int32_t> wanted = ints(logits_rows);
-  std::vector<PromptQuery> queries;
-  for (int64_t i = 0; i < extent(prompt_queries, 0); ++i) {
-    const int32_t* query = prompt_queries.data() + 3 * i;
-    queries.push_back({query[0], query[1], query[2]});
-    wanted.push_back(query[0]);
-  }
-  const TokenTable tokens{row_tokens.data(), row_num_tokens.data(), extent(row_tokens, 0), extent(row_tokens, 1)};
-  drawing.begin(tokens, ints(draw_rows), ints(num_samples), row_masks(masks, mask_of, draw_rows, runner.vocab_size()),
-                std::move(queries), logits ? logits->data() : nullptr);
-  const nb::gil_scoped_release release;
-  runner.run(step, wanted, drawing);
-}
-
 }  // namespace
 
 void bind_program(nb::module_& m) {
@@ -318,6 +246,7 @@ void bind_program(nb::module_& m) {
       .def_prop_ro("token_ids", &Drawing::token_ids, nb::rv_policy::copy)
       .def_prop_ro("logprobs", &Drawing::logprobs, nb::rv_policy::copy)
       .def_prop_ro("any_logprobs", &Drawing::any_logprobs)
+      .def_prop_ro("any_failed", &Drawing::any_failed)
       .def_prop_ro("statuses",
                    [](const Drawing& d) {
                      const std::vector<uint8_t>& s = d.statuses();
@@ -330,20 +259,6 @@ void bind_program(nb::module_& m) {
            nb::arg("repetition_penalty"), nb::arg("frequency_penalty"), nb::arg("presence_penalty"),
            nb::arg("bias_ids"), nb::arg("biases"), nb::arg("seed"), nb::arg("sample_index"),
            nb::arg("num_prompt_tokens"), nb::arg("min_tokens"), nb::arg("end_token_ids"), nb::arg("num_top"));
-
-  nb::class_<Runner>(m, "Runner", "Runs a finished program over steps.")
-      .def(nb::init<const Program&, Arena&, ThreadPool&, int64_t>(), nb::arg("program"), nb::arg("arena"),
-           nb::arg("pool"), nb::arg("max_model_len"), nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(),
-           nb::keep_alive<1, 4>())
-      .def_prop_ro("vocab_size", &Runner::vocab_size)
-      .def_prop_ro("shared_queries", &Runner::shared_queries)
-      .def("share_prefixes", &Runner::share_prefixes, nb::arg("share"))
-      .def("trim", &Runner::trim, "Gives back the memory of activations; not during a run.")
-      .def("run", &run, nb::arg("drawing"), nb::arg("row_ids"), nb::arg("token_ids"), nb::arg("positions"),
-           nb::arg("slot_mapping"), nb::arg("query_start_loc"), nb::arg("seq_lens"), nb::arg("block_tables"),
-           nb::arg("logits_rows"), nb::arg("draw_rows"), nb::arg("num_samples"), nb::arg("prompt_queries"),
-           nb::arg("row_tokens"), nb::arg("row_num_tokens"), nb::arg("masks").none(), nb::arg("mask_of"),
-           nb::arg("logits").none());
 }
 
 }  // namespace octavo

@@ -76,6 +76,10 @@ void Drawing::begin(const TokenTable& tokens, const std::vector<int32_t>& rows, 
   top_logprobs_.assign(items * static_cast<size_t>(max_top_), 0.0f);
 }
 
+bool Drawing::any_failed() const {
+  return std::any_of(statuses_.begin(), statuses_.end(), [](uint8_t status) { return status != 0; });
+}
+
 void Drawing::take(int64_t index, const float* logits, int thread) noexcept {
   if (index < static_cast<int64_t>(rows_.size())) {
     draw(index, logits, scratch_ + static_cast<size_t>(thread) * scratch_bytes_);

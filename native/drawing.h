@@ -70,6 +70,7 @@ class Drawing : public HeadConsumer {
   const std::vector<float>& top_logprobs() const { return top_logprobs_; }  // the same
   int64_t max_top() const { return max_top_; }
   bool any_logprobs() const { return any_logprobs_; }
+  bool any_failed() const;  // a row or a prompt query
 
  private:
   void draw(int64_t index, const float* logits, void* scratch) noexcept;

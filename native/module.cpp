@@ -13,6 +13,7 @@ NB_MODULE(_native, m) {
   m.def("available_isas", &octavo::available_isas, "Instruction sets this process may run, best first.");
   octavo::bind_arena(m);
   octavo::bind_program(m);
+  octavo::bind_step(m);
   octavo::bind_ops(m);
   octavo::bind_limits(m);
   octavo::bind_sample(m);

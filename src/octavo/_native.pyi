@@ -123,8 +123,15 @@ class Drawing:
     @property
     def any_logprobs(self) -> bool: ...
     @property
+    def any_failed(self) -> bool: ...
+    @property
     def statuses(self) -> bytes: ...
     def top(self, item: int, num_top: int) -> list[tuple[int, float]]: ...
+
+class StepRows:
+    def __init__(
+        self, token_ids: _Int32, num_tokens: _Int32, block_tables: Sequence[_Int32], block_size: int
+    ) -> None: ...
 
 class Runner:
     def __init__(self, program: Program, arena: Arena, pool: ThreadPool, max_model_len: int) -> None: ...
@@ -137,23 +144,17 @@ class Runner:
     def run(
         self,
         drawing: Drawing,
-        row_ids: _Int32,
-        token_ids: _Int32,
-        positions: _Int32,
-        slot_mapping: Sequence[_Int64],
-        query_start_loc: _Int32,
-        seq_lens: _Int32,
-        block_tables: Sequence[_Int32],
-        logits_rows: _Int32,
-        draw_rows: _Int32,
-        num_samples: _Int32,
+        rows: StepRows,
+        row_ids: Sequence[int],
+        num_computed_tokens: Sequence[int],
+        num_scheduled_tokens: Sequence[int],
+        first_write: Sequence[int],
+        num_samples: Sequence[int],
         prompt_queries: _Int32,
-        row_tokens: _Int32,
-        row_num_tokens: _Int32,
         masks: _UInt32 | None,
-        mask_of: _Int32,
+        mask_of: Sequence[int],
         logits: _Float32 | None,
-    ) -> None: ...
+    ) -> float: ...
 
 class Ops:
     def __init__(self, isa: str = "") -> None: ...

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from msgspec import Struct
+
 FinishReason = Literal["stop", "length", "abort", "error"]
 CacheReason = Literal[
     "whole prompt",  # everything that can be cached was
@@ -80,9 +82,11 @@ class RequestTimings:
     cache: CacheReport | None = None  # None: it never ran
 
 
-@dataclass(frozen=True, slots=True)
-class SequenceDelta:
-    """What one step added to one sample of a request; a finished sample sends exactly one with a finish_reason."""
+class SequenceDelta(Struct, frozen=True, gc=False, omit_defaults=True):
+    """What one step added to one sample of a request; a finished sample sends exactly one with a finish_reason.
+
+    Made, sent and read once a token, and so not by a dataclass; `msgspec.structs.replace` changes one.
+    """
 
     request_id: str
     index: int  # the sample's number in its request, 0..n-1

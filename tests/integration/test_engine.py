@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octavo.engine.engine import Engine, EngineRequest
+from octavo.engine.step_times import STEP_PARTS
 from octavo.errors import BadRequest, QueueFull
 from octavo.loading.fake_tokenizer import FakeTokenizer
 from octavo.sampling_params import SamplingParams
@@ -378,4 +379,7 @@ def test_the_counters_add_up() -> None:
     assert sum(stats.iteration_tokens.counts) == stats.num_steps
     assert sum(stats.inter_token_latency_seconds.counts) == stats.num_generation_tokens - len(answers)
     assert 0 < stats.executor_seconds < stats.step_seconds
+    assert tuple(stats.step_part_seconds) == STEP_PARTS
+    assert min(stats.step_part_seconds.values()) >= 0
+    assert sum(stats.step_part_seconds.values()) >= stats.step_seconds * (1 - 1e-9)
     assert stats.num_integrity_failures == 0

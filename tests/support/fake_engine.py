@@ -12,6 +12,8 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from msgspec import structs
+
 from octavo.config import EngineConfig
 from octavo.engine.build import build_engine
 from octavo.engine.engine import Engine
@@ -156,7 +158,7 @@ class ScriptedEngine:
                 await asyncio.sleep(0)
                 if isinstance(item, Exception):
                     raise item
-                yield [replace(delta, request_id=request.request_id) for delta in item]
+                yield [structs.replace(delta, request_id=request.request_id) for delta in item]
         finally:
             self.num_closed += 1
 

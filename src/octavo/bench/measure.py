@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from octavo.bench.machine import ReadBandwidth
 from octavo.engine.engine import Engine
 from octavo.engine.engine_request import EngineRequest, new_request_id
+from octavo.engine.step_times import STEP_PARTS
 from octavo.sampling_params import SamplingParams
 
 QUIET_SHARE = 0.6  # below it the table says that the process did not get its cores
@@ -44,7 +45,8 @@ class Timing:
     num_prompt_tokens: int  # of all streams
     num_decoded_tokens: int  # drawn after the prefill
     num_decode_steps: int
-    overhead_seconds: float  # of the decode steps, outside the executor
+    overhead_seconds: float  # of the decode steps, outside the model
+    part_seconds: dict[str, float]  # of the decode steps, by `step_times.STEP_PARTS`
     cpu_seconds: float  # that this process got during the decode steps, over all its threads
 
 
@@ -84,28 +86,30 @@ def run_load(engine: Engine, load: Load, seed: int) -> Timing:
             num_decoded += sum(len(delta.token_ids) for delta in deltas)
             num_steps += 1
     end, after = time.perf_counter(), engine.stats()
-    inside = after.executor_seconds - before.executor_seconds
+    parts = {part: after.step_part_seconds[part] - before.step_part_seconds[part] for part in STEP_PARTS}
     return Timing(
         prefill_seconds=prefilled - start,
         decode_seconds=end - prefilled,
         num_prompt_tokens=load.num_streams * load.num_prompt_tokens,
         num_decoded_tokens=num_decoded,
         num_decode_steps=num_steps,
-        overhead_seconds=max(0.0, end - prefilled - inside),
+        overhead_seconds=max(0.0, end - prefilled - parts["execute"]),
+        part_seconds=parts,
         cpu_seconds=time.process_time() - cpu,
     )
 
 
 def measure_decode(engine: Engine, load: Load, repeats: int, bandwidth: ReadBandwidth) -> tuple[Figure, Figure]:
-    """(tokens a second of all streams together, microseconds of a step outside the executor).
+    """(tokens a second of all streams together, microseconds of a step outside the model).
 
-    Notes: the memory's read bandwidth around the repetitions, the bytes a step must read (every weight once, the
-    keys and values of every stream), the share of the bandwidth that this is, and the share of its threads' time this
-    process was given: far below 1, something else ran.
+    Notes of the second: its share of the step, and the microseconds of each part. Of the first: the memory's read
+    bandwidth around the repetitions, the bytes a step must read (every weight once, the keys and values of every
+    stream), the share of the bandwidth that this is, and the share of its threads' time this process was given: far
+    below 1, something else ran.
     """
     name = f"decode, {load.num_streams} stream{'s' if load.num_streams > 1 else ''}"
     rate, overhead = Figure(name, "tokens/s"), Figure(f"engine outside the kernels, {load.num_streams}", "µs/step")
-    shares, reads, cpu_shares = [], [], []
+    shares, reads, cpu_shares, steps = [], [], [], []
     run_load(engine, load, seed=0)
     for repeat in range(repeats):
         before = bandwidth.measure()
@@ -114,6 +118,7 @@ def measure_decode(engine: Engine, load: Load, repeats: int, bandwidth: ReadBand
         rate.values.append(timing.num_decoded_tokens / timing.decode_seconds)
         overhead.values.append(1e6 * timing.overhead_seconds / timing.num_decode_steps)
         reads.append(around)
+        steps.append(timing)
         cpu_shares.append(timing.cpu_seconds / (timing.decode_seconds * engine.info.num_threads))
         shares.append(step_bytes(engine, load) * timing.num_decode_steps / timing.decode_seconds / around)
     rate.notes = {
@@ -121,6 +126,10 @@ def measure_decode(engine: Engine, load: Load, repeats: int, bandwidth: ReadBand
         "step_bytes": step_bytes(engine, load),
         "share_of_bandwidth": statistics.median(shares),
         "share_of_cores": statistics.median(cpu_shares),
+    }
+    overhead.notes = {"share_of_step": statistics.median(t.overhead_seconds / t.decode_seconds for t in steps)} | {
+        f"{part}_us": 1e6 * statistics.median(t.part_seconds[part] / t.num_decode_steps for t in steps)
+        for part in STEP_PARTS
     }
     return rate, overhead
 
@@ -157,7 +166,7 @@ def _sampling(num_new_tokens: int) -> SamplingParams:
 
 
 def table(figures: Sequence[Figure]) -> list[str]:
-    """Lines for people: name, median, spread, and the share of the memory's bandwidth where it was measured."""
+    """Lines for people: name, median, spread, and shares of the memory's bandwidth and of a step where measured."""
     width = max(NAME_COLUMNS, *(len(figure.name) for figure in figures))
     lines = []
     for figure in figures:
@@ -165,6 +174,8 @@ def table(figures: Sequence[Figure]) -> list[str]:
         line += f"  {_number(min(figure.values))} .. {_number(max(figure.values))}"
         if figure.notes.get("share_of_bandwidth", 0.0) >= 0.005:
             line += f"   {figure.notes['share_of_bandwidth']:.0%} of {figure.notes['read_bandwidth_gb_s']:.1f} GB/s"
+        if "share_of_step" in figure.notes:
+            line += f"   {figure.notes['share_of_step']:.1%} of a step"
         if figure.notes.get("share_of_cores", 1.0) < QUIET_SHARE:
             line += f"   (had {figure.notes['share_of_cores']:.0%} of its cores)"
         lines.append(line.rstrip())

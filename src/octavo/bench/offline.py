@@ -35,6 +35,7 @@ class Pass:
     num_cached_tokens: int
     num_preemptions: int
     step_times: list[float]  # when each step ended
+    model_seconds: float  # of all steps, inside the model
 
     @property
     def num_output_tokens(self) -> int:
@@ -68,6 +69,7 @@ def run_jobs(engine: Engine, jobs: Sequence[Job]) -> Pass:
         num_cached_tokens=after.num_prefix_cache_hits - before.num_prefix_cache_hits,
         num_preemptions=after.num_preemptions - before.num_preemptions,
         step_times=step_times,
+        model_seconds=after.step_part_seconds["execute"] - before.step_part_seconds["execute"],
     )
 
 
@@ -99,6 +101,7 @@ class BatchLatency:
     prefill_rates: list[float]  # tokens a second until the last stream's first token, one a repetition
     decode_rates: list[float]  # tokens a second of all streams after that; empty where a stream has one token
     bandwidth_shares: list[float]  # bytes that decode must read, over what memory gives; as decode_rates
+    engine_shares: list[float]  # of each repetition's time, what passed outside the model
     gaps: list[float]
     first_tokens: list[float]
 
@@ -115,6 +118,7 @@ class BatchLatency:
             "prefill_tokens_per_second": [round(rate, 3) for rate in self.prefill_rates],
             "decode_tokens_per_second": [round(rate, 3) for rate in self.decode_rates],
             "share_of_bandwidth": [round(share, 4) for share in self.bandwidth_shares],
+            "share_outside_model": [round(share, 4) for share in self.engine_shares],
         }
 
 
@@ -135,7 +139,8 @@ def batch_latency(engine: Engine, load: Load, passes: Sequence[Pass], reads: Seq
     summary, whole = Summary.of(first), Summary.of(1e3 * each.seconds for each in passes)
     assert summary is not None
     assert whole is not None
-    return BatchLatency(load, summary, Summary.of(gaps), whole, prefill, decode, shares, gaps, first)
+    outside = [1 - each.model_seconds / each.seconds for each in passes]
+    return BatchLatency(load, summary, Summary.of(gaps), whole, prefill, decode, shares, outside, gaps, first)
 
 
 def batch_jobs(engine: Engine, load: Load, seed: int) -> list[Job]:

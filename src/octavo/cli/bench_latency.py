@@ -97,6 +97,7 @@ def _lines(result: BatchLatency) -> list[str]:
         share = statistics.median(result.bandwidth_shares)
         words = f", {share:.0%} of the read bandwidth" if share >= 0.005 else ""
         lines.append(f"decode {spread(result.decode_rates)} tokens/s{words}")
+    lines.append(f"the engine around the model: {statistics.median(result.engine_shares):.1%} of the time")
     summaries = {"to first token (TTFT)": result.first_token, "end to end, whole batch": result.whole}
     if result.between_tokens is not None:
         summaries["between tokens (ITL)"] = result.between_tokens

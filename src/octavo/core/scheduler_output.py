@@ -84,3 +84,4 @@ class StepOutput:
     failed: Mapping[SeqId, str] = field(default_factory=dict)
     """Sequences whose work broke (NaN logits): their token is meaningless, the others' are sound."""
     num_shared_queries: int = 0  # tokens whose attention to a shared prefix was computed together with others'
+    model_seconds: float | None = None  # of the executor's time, inside the model; None: not told apart

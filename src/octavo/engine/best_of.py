@@ -7,7 +7,8 @@ log-probability of a sample's tokens, its end token among them; a sample that br
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from octavo.outputs import SequenceDelta
 from octavo.sampling_params import SamplingParams

@@ -29,6 +29,7 @@ from octavo.engine.idle_check import IdleCheck
 from octavo.engine.info import EngineInfo, EngineStats
 from octavo.engine.output_processor import OutputProcessor
 from octavo.engine.records import Branch, DebugRecord, Place, Records
+from octavo.engine.step_times import StepTimes
 from octavo.errors import BadRequest, QueueFull, RequestError, retry_after_seconds
 from octavo.outputs import FinishReason, SequenceDelta
 from octavo.sampling_params import SamplingParams
@@ -83,6 +84,7 @@ class Engine:
         self._step_seconds = 0.0
         self._executor_seconds = 0.0
         self._num_shared_queries = 0
+        self.times = StepTimes()
         self._keeper = keeper
         self._mover = BlockMover(scheduler, executor, tier, clock) if tier is not None else None
         self._deadlines = Deadlines()
@@ -196,10 +198,14 @@ class Engine:
                 deltas += self._handle(update, left)
             self._outputs.counters.iteration_tokens.add(plan.num_tokens)
             self._num_steps += 1
-        elif self._grammars:
-            self._grammars.wait()
-        elif self._mover is not None:
-            self._mover.wait()
+            committed = self._clock()
+            self.times.add(began, entered, left, committed, result.model_seconds)
+        else:
+            if self._grammars:
+                self._grammars.wait()
+            elif self._mover is not None:
+                self._mover.wait()
+            committed = self._clock()
         self._keep_cache(began)
         if self._pending:  # requests that a fault ended meanwhile
             deltas += self._pending
@@ -209,6 +215,7 @@ class Engine:
         for each in deltas:
             self._records.note(each, now)
         self._step_seconds += now - began
+        self.times.deliver += self._clock() - committed
         return deltas
 
     def check_idle(self) -> None:
@@ -282,6 +289,7 @@ class Engine:
             num_steps=self._num_steps,
             step_seconds=self._step_seconds,
             executor_seconds=self._executor_seconds,
+            step_part_seconds=self.times.by_part(),
             iteration_tokens=counters.iteration_tokens,
             inter_token_latency_seconds=counters.inter_token_latency_seconds,
         )

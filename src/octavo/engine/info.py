@@ -133,6 +133,7 @@ class EngineStats:
     num_steps: int = 0
     step_seconds: float = 0.0  # whole steps
     executor_seconds: float = 0.0  # of these, inside the executor
+    step_part_seconds: dict[str, float] = field(default_factory=dict)  # of steps that ran, by `step_times.STEP_PARTS`
     iteration_tokens: Histogram = field(default_factory=lambda: Histogram(ITERATION_TOKEN_BOUNDS))
     inter_token_latency_seconds: Histogram = field(default_factory=lambda: Histogram(LATENCY_BOUNDS))
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from octavo.errors import OctavoError, RequestError
 from octavo.outputs import SequenceDelta

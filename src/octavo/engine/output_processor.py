@@ -60,8 +60,10 @@ class _State:
         "first_scheduled_time",
         "first_token_time",
         "has_stop",
+        "is_plain",
         "num_cached_tokens",
         "num_open",
+        "num_prompt_tokens",
         "request",
         "samples",
     )
@@ -71,6 +73,7 @@ class _State:
         patterns = prepare_stop_strings(sampling.stop)
         self.request = request
         self.has_stop = bool(patterns)
+        self.num_prompt_tokens = len(request.prompt_token_ids)
         self.samples = [
             _Sample(
                 _detokenizer(request, tokenizer),
@@ -80,6 +83,7 @@ class _State:
         ]
         self.num_open = sampling.num_reported
         self.choice = BestOf(sampling) if sampling.picks_best else None
+        self.is_plain = not patterns and self.choice is None  # a token in the middle is told as it is
         self.num_cached_tokens = 0
         self.first_scheduled_time: float | None = None
         self.first_token_time: float | None = None
@@ -124,6 +128,8 @@ class OutputProcessor:
         if state is None or state.samples[update.index].finished:
             return None
         sample = state.samples[update.index]
+        if state.is_plain and update.finish_reason is None and len(update.new_token_ids) == 1 and not is_over:
+            return Outcome((self._next_token(state, sample, update, now),), must_stop=False)
         text, num_taken, stop_string = _read_tokens(state, sample, update)
         finish_reason: FinishReason | None = "stop" if stop_string is not None else update.finish_reason
         if is_over and finish_reason in (None, "length"):
@@ -154,6 +160,23 @@ class OutputProcessor:
         )
         deltas = (delta,) if state.choice is None else state.choice.take(delta)
         return Outcome(deltas, must_stop=finish_reason is not None and update.finish_reason is None)
+
+    def _next_token(self, state: _State, sample: _Sample, update: SequenceUpdate, now: float) -> SequenceDelta:
+        """For one token in the middle of an answer that no stop string can end: nearly all there are."""
+        sample.num_tokens += 1
+        self._count_tokens(state, sample, update, 1, now)
+        return SequenceDelta(
+            update.request_id,
+            update.index,
+            sample.detokenizer.push(update.new_token_ids[0]),
+            update.new_token_ids,
+            update.logprobs,
+            num_prompt_tokens=state.num_prompt_tokens,
+            num_cached_tokens=state.num_cached_tokens,
+            prompt_logprobs=None if update.prompt_logprobs is None else (None, *update.prompt_logprobs),
+            cumulative_logprob=update.cumulative_logprob,
+            score=update.score,
+        )
 
     def end(
         self,

@@ -115,6 +115,7 @@ class StepLoop:
         self._channel = channel
         self._heartbeat_time = -HEARTBEAT_SECONDS
         self._progress_time = time.monotonic()  # when last a step ran something
+        self._turn_time = self._progress_time  # when this turn of the loop began
         self._longest_step_seconds = 0.0
         self._may_store = False  # steps ran since a tier was last given all that is cached
 
@@ -123,6 +124,7 @@ class StepLoop:
         engine, channel = self._engine, self._channel
         self._send_heartbeat()
         while not channel.is_closed:
+            self._turn_time = time.monotonic()
             for message in channel.receive():
                 self._handle(message)
             if channel.is_congested:
@@ -133,7 +135,9 @@ class StepLoop:
                 self._idle()
 
     def _step(self) -> None:
+        began = time.monotonic()
         deltas = self._timed_step()
+        ended = time.monotonic()
         self._may_store = True
         is_idle = not self._engine.has_unfinished
         is_ending = is_idle or any(delta.finish_reason is not None for delta in deltas)
@@ -141,7 +145,8 @@ class StepLoop:
             self._send_heartbeat()  # before the outputs: whoever sees an answer end finds it counted
         self._send_deltas(deltas)
         if is_idle or not self._engine.ran_nothing:
-            self._progress_time = time.monotonic()
+            self._progress_time = now = time.monotonic()
+            self._engine.times.deliver += (began - self._turn_time) + (now - ended)
         else:
             self._stall()
 

@@ -32,7 +32,6 @@ from octavo.program.ops import Program
 from octavo.program.parameters import ParameterSource
 
 Float32 = npt.NDArray[np.float32]
-NO_MASKS = np.zeros(0, np.int32)
 TILE_TOKENS = 16  # block sizes are multiples of it
 
 
@@ -84,7 +83,8 @@ class CpuExecutor:
         )
         self._runner = _native.Runner(self._lowered.native, self._arena, self._pool, max_model_len)
         self._drawing = _native.Drawing(self._isa, program.vocab_size, max_num_seqs, self._pool.size)
-        self._rows = Rows(max_num_seqs, max_model_len, block_size, len(program.kv_groups))
+        self._rows = rows = Rows(max_num_seqs, max_model_len, block_size, len(program.kv_groups))
+        self._step_rows = _native.StepRows(rows.token_ids, rows.num_tokens, rows.block_tables, block_size)
         self.keep_logits = keep_logits
         self.last_logits: dict[SeqId, Float32] = {}  # [vocab_size] of each row that drew in the latest step
 
@@ -109,48 +109,39 @@ class CpuExecutor:
             self._drawing.set_row(rows.row_of[added.seq_id], draw_parameters(added))
         if plan.copies:
             self._arena.copy(list(plan.copies))
-        batch = rows.batch(plan)
-        asked = prompt_queries(plan, batch, rows)
-        drawn = [(s, n) for s, n in zip(plan.seq_ids, plan.num_samples, strict=True) if n]
-        logits = np.empty((len(drawn), self._runner.vocab_size), np.float32) if self.keep_logits else None
+        row_ids = [rows.row_of[seq_id] for seq_id in plan.seq_ids]
+        asked = prompt_queries(plan, row_ids, rows)
+        logits = np.empty((len(_drawn(plan)), self._runner.vocab_size), np.float32) if self.keep_logits else None
+        mask_of = [] if masks is None else [masks.of.get(seq_id, -1) for seq_id, _ in _drawn(plan)]
         shared_before = self._runner.shared_queries
-        self._runner.run(
-            drawing=self._drawing,
-            row_ids=batch.row_ids,
-            token_ids=batch.token_ids,
-            positions=batch.positions,
-            slot_mapping=batch.slot_mapping,
-            query_start_loc=batch.query_start_loc,
-            seq_lens=batch.seq_lens,
-            block_tables=batch.block_tables,
-            logits_rows=batch.logits_rows,
-            draw_rows=np.fromiter((rows.row_of[s] for s, _ in drawn), np.int32, len(drawn)),
-            num_samples=batch.num_samples,
-            prompt_queries=asked.queries,
-            row_tokens=rows.token_ids,
-            row_num_tokens=rows.num_tokens,
-            masks=None if masks is None else masks.bitmaps,
-            mask_of=NO_MASKS if masks is None else np.fromiter((masks.of.get(s, -1) for s, _ in drawn), np.int32),
-            logits=logits,
+        model_seconds = self._runner.run(
+            self._drawing,
+            self._step_rows,
+            row_ids,
+            plan.num_computed_tokens,
+            plan.num_scheduled_tokens,
+            plan.first_write,
+            plan.num_samples,
+            asked.queries,
+            None if masks is None else masks.bitmaps,
+            mask_of,
+            logits,
         )
         if logits is not None:
-            self.last_logits = {s: row for (s, _), row in zip(drawn, logits, strict=True)}
-        return self._output(drawn, asked, self._runner.shared_queries - shared_before)
+            self.last_logits = {s: row for (s, _), row in zip(_drawn(plan), logits, strict=True)}
+        return self._output(plan, asked, self._runner.shared_queries - shared_before, model_seconds)
 
-    def _output(self, drawn: Sequence[tuple[SeqId, int]], asked: PromptQueries, num_shared: int) -> StepOutput:
-        """Reads what was drawn, and appends each row's first token to it."""
-        rows, drawing = self._rows, self._drawing
+    def _output(self, plan: SchedulerOutput, asked: PromptQueries, num_shared: int, model_seconds: float) -> StepOutput:
+        """What was drawn; each row has its first token already."""
+        drawing = self._drawing
+        if not (drawing.any_failed or drawing.any_logprobs):
+            return StepOutput(drawing.token_ids, num_shared_queries=num_shared, model_seconds=model_seconds)
+        drawn = _drawn(plan)
         token_ids = drawing.token_ids
-        failed: dict[SeqId, str] = {}
-        place = 0
-        for (seq_id, num_samples), status in zip(drawn, drawing.statuses, strict=False):
-            rows.append(seq_id, token_ids[place])
-            place += num_samples
-            if status:
-                failed[seq_id] = FAILURES[status]
+        failed = {s: FAILURES[status] for (s, _), status in zip(drawn, drawing.statuses, strict=False) if status}
         prompts = prompt_logprobs(drawing, asked, len(drawn), len(token_ids), failed)
-        logprobs = sampled_logprobs(drawing, [(rows.added[s], n) for s, n in drawn], token_ids)
-        return StepOutput(token_ids, logprobs, prompts, failed, num_shared)
+        logprobs = sampled_logprobs(drawing, [(self._rows.added[s], n) for s, n in drawn], token_ids)
+        return StepOutput(token_ids, logprobs, prompts, failed, num_shared, model_seconds)
 
     def release_blocks(self, block_ids: Sequence[BlockId]) -> None:
         """Whole pages inside go back to the system."""
@@ -170,6 +161,11 @@ class CpuExecutor:
     def close(self) -> None:
         """Lets go of rows and logits; weights and KV memory go with the object."""
         self.last_logits = {}
+
+
+def _drawn(plan: SchedulerOutput) -> list[tuple[SeqId, int]]:
+    """Each sequence that draws, and how many tokens."""
+    return [(s, n) for s, n in zip(plan.seq_ids, plan.num_samples, strict=True) if n]
 
 
 def _check_isa(isa: str | None) -> str:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from octavo import _native
 from octavo.core.block import SeqId
 from octavo.core.scheduler_output import AddedRow, SchedulerOutput
-from octavo.executors.rows import Rows, StepBatch
+from octavo.executors.rows import Rows
 from octavo.outputs import TokenLogprobs
 
 Int32 = npt.NDArray[np.int32]
@@ -59,20 +59,26 @@ class PromptQueries:
     counts: tuple[tuple[SeqId, int], ...] = ()  # how many of them are each sequence's, in order
 
 
-def prompt_queries(plan: SchedulerOutput, batch: StepBatch, rows: Rows) -> PromptQueries:
+NO_PROMPT_QUERIES = PromptQueries()
+
+
+def prompt_queries(plan: SchedulerOutput, row_ids: Sequence[int], rows: Rows) -> PromptQueries:
     """For sequences that ask: every token run at a position p with p + 1 inside the prompt."""
     if not plan.prompt_logprobs:
-        return PromptQueries()
+        return NO_PROMPT_QUERIES
     queries: list[tuple[int, int, int]] = []
     counts = []
-    for r, seq_id in enumerate(plan.seq_ids):
-        if seq_id not in plan.prompt_logprobs:
-            continue
-        last = rows.added[seq_id].num_prompt_tokens - 1
-        tokens = rows.token_ids[batch.row_ids[r]]
-        places = [t for t in range(batch.query_start_loc[r], batch.query_start_loc[r + 1]) if batch.positions[t] < last]
-        queries += [(t, int(tokens[batch.positions[t] + 1]), plan.prompt_logprobs[seq_id]) for t in places]
-        counts.append((seq_id, len(places)))
+    begin = 0  # of the sequence's tokens, in the step
+    for row, seq_id, first, count in zip(
+        row_ids, plan.seq_ids, plan.num_computed_tokens, plan.num_scheduled_tokens, strict=True
+    ):
+        if seq_id in plan.prompt_logprobs:
+            last = rows.added[seq_id].num_prompt_tokens - 1
+            positions = range(first, min(first + count, last))
+            tokens, num_top = rows.token_ids[row], plan.prompt_logprobs[seq_id]
+            queries += [(begin + p - first, int(tokens[p + 1]), num_top) for p in positions]
+            counts.append((seq_id, len(positions)))
+        begin += count
     return PromptQueries(np.array(queries, np.int32).reshape(-1, 3), tuple(counts))
 
 

@@ -17,6 +17,7 @@ from prometheus_client.registry import Collector
 
 from octavo.engine.info import LATENCY_BOUNDS, EngineInfo, EngineStats
 from octavo.engine.info import Histogram as EngineHistogram
+from octavo.engine.step_times import STEP_PARTS
 from octavo.outputs import RequestTimings
 from octavo.server.memory_metrics import memory_metrics
 from octavo.server.protocol import EngineLike
@@ -149,6 +150,12 @@ class _EngineCollector(Collector):
         for kind in ("queue_timeout", "timeout"):
             late.add_metric([info.model, kind], stats.num_timeouts.get(kind, 0))
         yield late
+        parts = CounterMetricFamily(
+            "octavo:step_part_seconds", "Time of steps, by part: execute is the model", labels=["model_name", "part"]
+        )
+        for part in STEP_PARTS:
+            parts.add_metric([info.model, part], stats.step_part_seconds.get(part, 0.0))
+        yield parts
         yield _histogram("vllm:iteration_tokens_total", "Tokens run in a step", info, stats.iteration_tokens)
         yield _histogram(
             "vllm:inter_token_latency_seconds", "Time between two tokens", info, stats.inter_token_latency_seconds

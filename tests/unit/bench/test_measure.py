@@ -45,7 +45,9 @@ def test_figures_hold_a_value_for_each_repetition(engine: Engine) -> None:
     assert [len(figure.values) for figure in (rate, overhead, prefill)] == [3, 3, 2]
     assert rate.notes["read_bandwidth_gb_s"] > 0
     assert rate.notes["step_bytes"] == step_bytes(engine, SMALL)
-    assert len(table([rate, overhead, prefill])) == 3
+    assert 0 < overhead.notes["share_of_step"] < 1
+    assert overhead.median > overhead.notes["plan_us"] > 0
+    assert "of a step" in table([rate, overhead, prefill])[1]
 
 
 def test_a_figure_is_its_median_with_its_spread() -> None:

@@ -99,6 +99,13 @@ def test_the_start_program_times_ready_and_the_first_token() -> None:
     assert 0 < figures["ready, fake"]["median"] < figures["first token, fake"]["median"]
 
 
+def test_the_sampling_program_tells_rows_and_shares(smollm2_path: Path) -> None:
+    figures = last_line("sampling", "--repeats", "2", "--model", str(smollm2_path))["figures"]
+    assert {"greedy, 49,152 tokens", "all, penalties, 151,936 tokens"} <= set(figures)
+    rows, step = figures["top-p 0.9, 49,152 tokens"]["median"], figures["step of 64 rows"]["median"]
+    assert 100 * rows * 64 / 1e3 / step > figures["share of a step, 49,152 tokens"]["median"] / 10 > 0
+
+
 def test_the_latency_program_meets_streams_and_queues() -> None:
     figures = last_line("latency", "--quick", "--model", "fake")["figures"]
     assert {"target 50: p99 between tokens", "target 50: prefill, share of free"} <= set(figures)

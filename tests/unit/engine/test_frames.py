@@ -84,7 +84,7 @@ def test_messages_to_the_engine_round_trip(message: frames.ToEngine) -> None:
     [
         frames.Progress("packing weights", 0.5),
         frames.Failed(frames.WireError.of(ConfigError("no", param="isa"))),
-        frames.StepDone((DELTA, dataclasses.replace(DELTA, stop_reason=7))),
+        frames.StepDone((DELTA, msgspec.structs.replace(DELTA, stop_reason=7))),
         frames.Rejected("id", frames.WireError.of(BadRequest("x"))),
         frames.Heartbeat(EngineStats(time=1.0, request_success={"stop": 2})),
         frames.Fatal("boom"),

@@ -11,6 +11,7 @@ import pytest
 from octavo.engine import frames, process
 from octavo.engine.engine_request import EngineRequest
 from octavo.engine.info import EngineInfo, EngineStats
+from octavo.engine.step_times import StepTimes
 from octavo.errors import BadRequest
 from octavo.outputs import SequenceDelta
 from support.engine_script import INFO
@@ -27,6 +28,7 @@ class ScriptedEngine:
         self.added: list[str] = []
         self.refusal: Exception | None = None
         self.ran_nothing = False
+        self.times = StepTimes()
         self.num_idle_checks = 0
         self.num_rests = 0
         self.num_stores = 0
@@ -152,6 +154,7 @@ def test_while_the_server_does_not_read_no_step_runs_but_aborts_are_taken(ends: 
     engine.script = [lambda: [delta("slow", "x" * 5_000_000)], lambda: [], server.leave]
     run(engine, Channel(theirs, max_outbox_bytes=1000))
     assert paused == [2, 2]  # both while two steps were left
+    assert engine.times.deliver > 0  # what the loop adds to a step is counted
 
 
 def test_a_refused_request_and_one_that_breaks_are_answered_each_alone(

@@ -467,23 +467,26 @@ def test_a_block_read_and_written_elsewhere_serves_as_well() -> None:
     assert driver.tokens[b][20:] == expected.token_ids
 
 
-def an_arrays_step(executor: CpuExecutor) -> dict[str, Any]:
+def a_native_step(executor: CpuExecutor, position: int = 0, num_groups: int = 1) -> dict[str, Any]:
     """The native call for one token of row 0, in block 0."""
-    ints = lambda *values: np.array(values, np.int32)  # noqa: E731
-    tables = [np.zeros((1, 64), np.int32)]
-    names: dict[str, Any] = {"row_ids": ints(0), "token_ids": ints(1), "positions": ints(0), "seq_lens": ints(1)}
-    names |= {"query_start_loc": ints(0, 1), "slot_mapping": [np.zeros(1, np.int64)], "block_tables": tables}
-    names |= {"logits_rows": ints(0), "draw_rows": ints(0), "num_samples": ints(1), "logits": None}
-    names |= {"prompt_queries": np.zeros((0, 3), np.int32), "row_tokens": tables[0], "row_num_tokens": ints(1)}
-    names |= {"masks": None, "mask_of": ints()}
-    return names | {"drawing": executor._drawing}
+    tables = [np.zeros((1, 64), np.int32)] * num_groups
+    rows = _native.StepRows(np.ones((1, 600), np.int32), np.array([600], np.int32), tables, 16)
+    plan = {"row_ids": [0], "num_computed_tokens": [position], "num_scheduled_tokens": [1], "first_write": [0]}
+    rest = {
+        "num_samples": [1],
+        "prompt_queries": np.zeros((0, 3), np.int32),
+        "masks": None,
+        "mask_of": [],
+        "logits": None,
+    }
+    return {"drawing": executor._drawing, "rows": rows} | plan | rest
 
 
 def test_parts_made_for_another_model_are_refused() -> None:
     program, source = quantised()
     executor = make(program, source, num_threads=2)
     for vocab_size, num_threads in ((98, 2), (97, 1)):
-        step = an_arrays_step(executor)
+        step = a_native_step(executor)
         step["drawing"] = _native.Drawing(ISAS[0], vocab_size, 4, num_threads)
         with pytest.raises(ValueError, match="another runner"):
             executor._runner.run(**step)
@@ -499,21 +502,26 @@ def test_arrays_that_point_outside_are_refused_before_anything_runs() -> None:
     bad = driver.add([1, 97])
     with pytest.raises(ValueError, match="outside the vocabulary"):
         driver.step({bad: 2})
-    for names, words in ((("slot_mapping", "block_tables"), "one a KV group"), (("seq_lens",), "max_model_len")):
-        step = an_arrays_step(driver.executor)
-        for name in names:
-            step[name] = [] if isinstance(step[name], list) else np.full(1, 513, np.int32)
+    executor = driver.executor
+    for step, words in (
+        (a_native_step(executor, num_groups=2), "one a KV group"),
+        (a_native_step(executor, position=512), "max_model_len"),
+        (a_native_step(executor, position=600), "not known"),
+        (a_native_step(executor) | {"num_scheduled_tokens": [0]}, "not known"),
+        (a_native_step(executor) | {"row_ids": [1]}, "no such row"),
+        (a_native_step(executor) | {"num_samples": []}, "an entry a sequence"),
+    ):
         with pytest.raises(ValueError, match=words):
-            driver.executor._runner.run(**step)
+            executor._runner.run(**step)
     short, masks = np.zeros((1, 3), np.uint32), np.zeros((1, 4), np.uint32)
     for bitmaps, mask_of, words in (
         (short, [0], "a bit a token"),
         (masks, [], "an entry a row that draws"),
         (masks, [1], "not there"),
     ):
-        step = an_arrays_step(driver.executor) | {"masks": bitmaps, "mask_of": np.array(mask_of, np.int32)}
+        step = a_native_step(executor) | {"masks": bitmaps, "mask_of": mask_of}
         with pytest.raises(ValueError, match=words):
-            driver.executor._runner.run(**step)
+            executor._runner.run(**step)
     worse = driver.add(list(range(20)), tables=[[BlockId(NUM_BLOCKS)]], num_computed_tokens=16)
     with pytest.raises(ValueError, match="block that does not exist"):
         driver.step({worse: 4})
