@@ -32,9 +32,9 @@ Arena::Arena(int64_t num_blocks, int64_t block_size, int64_t num_layers, int64_t
   if (block_size % kTokensPerTile != 0) {
     throw std::invalid_argument("block size " + std::to_string(block_size) + " is not a multiple of 16");
   }
-  const double bytes = 2.0 * static_cast<double>(num_layers) * static_cast<double>(num_kv_heads) *
-                       static_cast<double>(block_size) * static_cast<double>(padded(head_dim)) *
-                       (type == KVType::kBF16 ? 2 : 4);
+  const double bytes = static_cast<double>(num_layers) * static_cast<double>(num_kv_heads) *
+                       static_cast<double>(block_size / kTokensPerTile) *
+                       static_cast<double>(kv_tile_pair_bytes(type, padded(head_dim)));
   if (bytes * static_cast<double>(num_blocks) > 1.0e14) throw std::invalid_argument("the arena exceeds 100 TB");
   block_bytes_ = static_cast<size_t>(bytes);
   data_ = static_cast<uint8_t*>(reserve_memory(block_bytes_ * static_cast<size_t>(num_blocks)));

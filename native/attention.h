@@ -6,11 +6,13 @@
 
 namespace octavo {
 
-enum class KVType : uint8_t { kBF16, kF32 };
+enum class KVType : uint8_t { kBF16, kF32, kInt8 };
 
 constexpr int64_t kTokensPerTile = 16;  // one register of scores; block sizes are multiples of it
 constexpr int64_t kKeysPerStep = 64;    // scores, maximum and sums advance by so many keys, at absolute positions
 constexpr int64_t kKeysPerPart = 256;   // parts are summed from scratch, at absolute positions, and merged in order
+constexpr int64_t kInt8ScaleBytes = 64;  // of one tile, K and V
+constexpr float kLeastInt8 = 1e-30f;
 constexpr int64_t kRowsPerUnit = 32;    // aim for query tokens x heads of one KV head served together
 constexpr int64_t kRowsPerGroup = 96;   // at most, of the sequences that share a prefix
 
@@ -18,6 +20,15 @@ constexpr int64_t kRowsPerGroup = 96;   // at most, of the sequences that share 
 //
 //   K bf16: tile of 16 tokens x [pair of dimensions][16 tokens][2]     f32: [dimension][16 tokens]
 //   V bf16: tile of 16 tokens x [pair of tokens][dimension][2]         f32: [16 tokens][dimension]
+//
+// int8: tiles of 16 tokens, each K, then V, then their scales, one a token:
+//
+//   K: uint8 [4 dimensions][16 tokens][4], q + 128     V: int8 [4 tokens][dimension][4]     bf16 [16] of K, [16] of V
+//
+// K and the queries that meet it are rotated first: every 16 dimensions are multiplied by the Hadamard matrix / 4, which
+// changes no score, and spreads the few dimensions in which keys are large over all, so that the scale fits the rest too.
+// value = scale * q; the scale is max |value| / 127, rounded up to bf16, NaN where a value is no finite number. A token
+// whose values all lie below kLeastInt8 is zero.
 struct KVLayer {
   uint8_t* base;         // block 0, this layer, KV head 0
   int64_t block_stride;  // bytes from block to block
@@ -67,6 +78,16 @@ struct AttendPiece {
   const AttendMember* members;  // null: one sequence
   int64_t num_members;
 };
+
+// Bytes of K and V of 16 tokens of one KV head, `dim` as in KVLayer.
+constexpr int64_t kv_tile_pair_bytes(KVType type, int64_t dim) {
+  switch (type) {
+    case KVType::kBF16: return 2 * kTokensPerTile * dim * 2;
+    case KVType::kF32: return 2 * kTokensPerTile * dim * 4;
+    case KVType::kInt8: return 2 * kTokensPerTile * dim + kInt8ScaleBytes;
+  }
+  return 0;
+}
 
 // Floats of one part's state of `rows` query rows: [rows][dim] sums, [rows] maxima, [rows] sums of weights.
 constexpr int64_t attend_state_floats(int64_t rows, int64_t dim) { return rows * (dim + 2); }

@@ -28,7 +28,8 @@ namespace {
 KVType kv_type_from(const std::string& name) {
   if (name == "bfloat16") return KVType::kBF16;
   if (name == "float32") return KVType::kF32;
-  throw std::invalid_argument("KV type " + name + " is unknown; known: bfloat16, float32");
+  if (name == "int8") return KVType::kInt8;
+  throw std::invalid_argument("KV type " + name + " is unknown; known: bfloat16, float32, int8");
 }
 
 std::unique_ptr<PackedWeight> pack_weight(ThreadPool& pool, std::shared_ptr<WeightMemory> memory,

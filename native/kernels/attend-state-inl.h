@@ -4,6 +4,7 @@
 #pragma once
 
 #include "kernels.h"
+#include "kernels/attend-int8-inl.h"
 #include "kernels/attend-tile-inl.h"
 #include "kernels/math-inl.h"
 #include "simd/vector.h"
@@ -22,6 +23,7 @@ struct AttendScratch {
   float* scaled;     // [dim] one row of q
   float* part;       // state of the part at hand
   float* total;      // state of the parts before it
+  float* room;       // of int8: the tiles of a step as float32, or its scales
 };
 
 OCTAVO_SIMD int64_t round_up(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
@@ -42,6 +44,7 @@ OCTAVO_SIMD AttendScratch attend_scratch(uintptr_t memory, int64_t rows, int64_t
   scratch.scaled = reinterpret_cast<float*>(take(dim * 4));
   scratch.part = reinterpret_cast<float*>(take(attend_state_floats(rows, dim) * 4));
   scratch.total = reinterpret_cast<float*>(take(attend_state_floats(rows, dim) * 4));
+  scratch.room = reinterpret_cast<float*>(take(CacheInt8::room_floats(dim) * 4));
   *bytes = static_cast<size_t>(at - memory);
   return scratch;
 }

@@ -31,6 +31,7 @@ struct AttendStep {
   int64_t num_keys;                     // keys of the step before the piece's last position's successor, up to 64
   int64_t value_offset;
   bool fetch;
+  const float* scales;                  // of int8, where its products are integers: of K [64], of V [64]
 };
 
 template <class Cache, int R, int T, bool kFetch>
@@ -143,7 +144,11 @@ static void value_all(const typename Cache::Chance* chances, const AttendStep& s
   }
 }
 
-// What a block of rows calls, once a step; a cache with products of its own has overloads.
+// What a step calls once, and a block of rows once a step; a cache with products of its own has overloads.
+
+// The step as the products read it; `room` for tiles that are made for it.
+template <class Cache>
+OCTAVO_SIMD AttendStep ready_step(Cache, const AttendStep& step, int64_t, float*) { return step; }
 
 template <class Cache>
 static void score_step(Cache, const typename Cache::Query* q, int64_t dim, const AttendStep& step, int64_t rows,

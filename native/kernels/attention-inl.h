@@ -8,6 +8,7 @@
 #pragma once
 
 #include "kernels.h"
+#include "kernels/attend-int8-inl.h"
 #include "kernels/attend-state-inl.h"
 #include "kernels/attend-tile-inl.h"
 #include "kernels/attend-weigh-inl.h"
@@ -80,6 +81,7 @@ static void attend_one_step(const AttendArgs& args, const AttendPiece& piece, co
   const bool whole = piece.position + 1 >= first_key + kKeysPerStep &&
                      (view.window == 0 || view.end - view.window <= first_key);
   step.fetch = true;
+  step = ready_step(Cache{}, step, dim, scratch.room);
   for (int64_t first = 0; first < view.rows; first += kBlockRows) {
     const int64_t rows = view.rows - first < kBlockRows ? view.rows - first : kBlockRows;
     score_step(Cache{}, queries + first * query_width, dim, step, rows, scratch.scores);
@@ -200,10 +202,10 @@ static void attend_typed(const AttendArgs& args, const AttendPiece& piece, const
 static void attend(const AttendArgs& args, const AttendPiece& piece, const AttendPiece* next, void* memory) {
   const int64_t rows = piece.num_tokens * (args.num_heads / args.kv.num_kv_heads);
   const AttendScratch scratch = attend_scratch(memory, rows, args.kv.dim);
-  if (args.kv.type == KVType::kBF16) {
-    attend_typed<CacheBF16>(args, piece, next, scratch);
-  } else {
-    attend_typed<CacheF32>(args, piece, next, scratch);
+  switch (args.kv.type) {
+    case KVType::kBF16: attend_typed<CacheBF16>(args, piece, next, scratch); break;
+    case KVType::kF32: attend_typed<CacheF32>(args, piece, next, scratch); break;
+    case KVType::kInt8: attend_typed<CacheInt8>(args, piece, next, scratch); break;
   }
 }
 

@@ -69,6 +69,17 @@ OCTAVO_SIMD F32 load_bf16(const uint16_t* p) {
   __builtin_memcpy(&halves, p, 32);
   return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16))};
 }
+#define OCTAVO_BUTTERFLY 1  // lane i: x[i] + x[i ^ kStride] where i has no bit of kStride, else x[i ^ kStride] - x[i]
+template <int kStride>
+OCTAVO_SIMD F32 butterfly(F32 x) {
+  constexpr __mmask16 upper = kStride == 8 ? 0xff00 : kStride == 4 ? 0xf0f0 : kStride == 2 ? 0xcccc : 0xaaaa;
+  __m512 other;
+  if constexpr (kStride == 8) other = _mm512_maskz_shuffle_f32x4(0xffff, x.v, x.v, 0x4e);
+  if constexpr (kStride == 4) other = _mm512_maskz_shuffle_f32x4(0xffff, x.v, x.v, 0xb1);
+  if constexpr (kStride == 2) other = _mm512_maskz_permute_ps(0xffff, x.v, 0x4e);
+  if constexpr (kStride == 1) other = _mm512_maskz_permute_ps(0xffff, x.v, 0xb1);
+  return {_mm512_mask_sub_ps(_mm512_add_ps(x.v, other), upper, other, x.v)};
+}
 OCTAVO_SIMD Pairs load_pairs(const void* p) { return {_mm512_loadu_si512(p)}; }
 OCTAVO_SIMD F32 even(Pairs a) { return {_mm512_castsi512_ps(_mm512_slli_epi32(a.v, 16))}; }
 OCTAVO_SIMD F32 odd(Pairs a) {
@@ -84,6 +95,52 @@ OCTAVO_SIMD Pairs set1_pair(const uint16_t* p) {
 }
 OCTAVO_SIMD F32 pair_dot(F32 acc, Pairs a, Pairs b) {
   return {_mm512_dpbf16_ps(acc.v, reinterpret_cast<__m512bh>(a.v), reinterpret_cast<__m512bh>(b.v))};
+}
+
+#define OCTAVO_QUAD_DOT 1  // acc + four products of bytes, unsigned by signed
+struct I32 { __m512i v; };    // 16 integers
+struct Quads { __m512i v; };  // 16 lanes of four bytes
+
+OCTAVO_SIMD I32 set1_i32(int32_t x) { return {_mm512_set1_epi32(x)}; }
+OCTAVO_SIMD Quads load_quads(const uint8_t* p) { return {_mm512_loadu_si512(p)}; }
+OCTAVO_SIMD Quads set1_quads(const uint8_t* p) {
+  int32_t word;
+  __builtin_memcpy(&word, p, 4);
+  return {_mm512_set1_epi32(word)};
+}
+// In place: gcc 12 copies the sums of the intrinsic until they no longer fit the registers.
+OCTAVO_SIMD void add_quad_dot(I32& acc, Quads unsigned_bytes, Quads signed_bytes) {
+  asm("vpdpbusd %2, %1, %0" : "+v"(acc.v) : "v"(unsigned_bytes.v), "v"(signed_bytes.v));
+}
+// The maskz forms, all lanes kept: gcc 12 warns about an uninitialised value inside its own unmasked ones.
+OCTAVO_SIMD F32 to_float(I32 a) { return {_mm512_maskz_cvtepi32_ps(0xffff, a.v)}; }
+OCTAVO_SIMD I32 to_nearest_int(F32 a) { return {_mm512_maskz_cvtps_epi32(0xffff, a.v)}; }
+template <int kBits>
+OCTAVO_SIMD I32 shift_right(I32 a) { return {_mm512_maskz_srai_epi32(0xffff, a.v, kBits)}; }
+template <int kBits>
+OCTAVO_SIMD I32 shift_left(I32 a) { return {_mm512_maskz_slli_epi32(0xffff, a.v, kBits)}; }
+OCTAVO_SIMD I32 operator+(I32 a, I32 b) { return {_mm512_add_epi32(a.v, b.v)}; }
+OCTAVO_SIMD I32 operator-(I32 a, I32 b) { return {_mm512_sub_epi32(a.v, b.v)}; }
+OCTAVO_SIMD void store_bytes(uint8_t* p, I32 a) {  // the lowest byte of each lane
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_maskz_cvtepi32_epi8(0xffff, a.v));
+}
+OCTAVO_SIMD int32_t sum(I32 a) { return _mm512_reduce_add_epi32(a.v); }
+// Bits of the largest of 64 values that are not negative; what is no number is larger than all.
+OCTAVO_SIMD uint32_t max_bits(F32 a, F32 b, F32 c, F32 d) {
+  const __m512i ab = _mm512_maskz_max_epu32(0xffff, _mm512_castps_si512(a.v), _mm512_castps_si512(b.v));
+  const __m512i cd = _mm512_maskz_max_epu32(0xffff, _mm512_castps_si512(c.v), _mm512_castps_si512(d.v));
+  return _mm512_reduce_max_epu32(_mm512_maskz_max_epu32(0xffff, ab, cd));
+}
+OCTAVO_SIMD F32 multiply_unless_zero(F32 a, F32 b) {  // +0 where a is 0
+  return {_mm512_maskz_mul_ps(_mm512_cmp_ps_mask(a.v, _mm512_setzero_ps(), _CMP_NEQ_UQ), a.v, b.v)};
+}
+// Upper bytes of 64 numbers of 16 bits (larger ones become the largest) at p, lower ones at p + 64. Four lanes of a, of
+// b, of c, of d, then the next four of each.
+OCTAVO_SIMD void store_digits(uint8_t* p, I32 a, I32 b, I32 c, I32 d) {
+  const __m512i ab = _mm512_packus_epi32(a.v, b.v), cd = _mm512_packus_epi32(c.v, d.v);
+  const __m512i low = _mm512_set1_epi16(255);
+  _mm512_storeu_si512(p, _mm512_packus_epi16(_mm512_srli_epi16(ab, 8), _mm512_srli_epi16(cd, 8)));
+  _mm512_storeu_si512(p + 64, _mm512_packus_epi16(_mm512_and_si512(ab, low), _mm512_and_si512(cd, low)));
 }
 
 }  // namespace OCTAVO_ISA_NS

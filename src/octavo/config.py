@@ -25,7 +25,7 @@ MAX_NUM_THREADS = 1024
 MAX_IDLE_SECONDS = 1e9  # thirty years: a larger number is a mistake
 Dtype = Literal["auto", "float32", "bfloat16"]
 Quantization = Literal["w8a8"]
-KVDtype = Literal["auto", "bfloat16", "float32"]
+KVDtype = Literal["auto", "bfloat16", "float32", "int8"]
 ExecutorName = Literal["auto", "cpu", "reference", "fake"]
 KVTierPolicy = Literal["auto", "swap", "recompute"]
 SchedulingPolicy = Literal["fcfs", "priority", "fair"]
@@ -44,7 +44,7 @@ class EngineConfig:
     quantization: Quantization | None = (
         None  # what every linear weight is rounded to at load; None: as the file holds it
     )
-    kv_cache_dtype: KVDtype = "auto"  # auto: bfloat16
+    kv_cache_dtype: KVDtype = "auto"  # auto: bfloat16; int8: with a scale a token and KV head
     block_size: int = 16  # tokens a block; the cpu executor takes multiples of 16
     max_model_len: int | None = None  # tokens of prompt and answer together
     max_num_seqs: int = 64  # sequences in one step
@@ -102,7 +102,7 @@ class EngineConfig:
         for name, allowed in (
             ("executor", ("auto", "cpu", "reference", "fake")),
             ("dtype", ("auto", "float32", "bfloat16")),
-            ("kv_cache_dtype", ("auto", "bfloat16", "float32")),
+            ("kv_cache_dtype", ("auto", "bfloat16", "float32", "int8")),
             ("kv_tier_policy", ("auto", "swap", "recompute")),
             ("scheduling_policy", ("fcfs", "priority", "fair")),
             ("preemption_policy", ("newest", "lowest-priority", "least-recompute")),

@@ -247,7 +247,16 @@ def test_the_prefix_from_disk_after_a_restart(smollm2_path: Path, tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    "other", [{"block_size": 32}, {"kv_cache_dtype": "float32"}, {"isa": "avx2"}, {"isa": "plain"}, {}], ids=str
+    "other",
+    [
+        {"block_size": 32},
+        {"kv_cache_dtype": "float32"},
+        {"kv_cache_dtype": "int8"},
+        {"isa": "avx2"},
+        {"isa": "plain"},
+        {},
+    ],
+    ids=str,
 )
 def test_only_the_same_numbers_come_back_after_a_restart(
     smollm2_path: Path, tmp_path: Path, other: dict[str, Any]
@@ -303,18 +312,35 @@ def test_samples_that_fork_and_copy(smollm2_path: Path) -> None:
     assert_same(run(smollm2_path, sampling={**sampling, "n": 1}), {0: expected[0]})
 
 
-def test_float32_keys_and_values_keep_the_rule_too(smollm2_path: Path) -> None:
+@pytest.mark.parametrize("kv_cache_dtype", ["float32", "int8"])
+def test_other_types_of_keys_and_values_keep_the_rule_too(smollm2_path: Path, kv_cache_dtype: str) -> None:
     options: Sequence[dict[str, Any]] = (
         {},
         {"others": 20},
         {"max_num_batched_tokens": 16},
         {"num_threads": 1, "before": 1},
     )
-    expected, *others = (run(smollm2_path, kv_cache_dtype="float32", **each) for each in options)
+    expected, *others = (run(smollm2_path, kv_cache_dtype=kv_cache_dtype, **each) for each in options)
     assert others[0][0].max_rows >= 16
     assert others[2][0].num_cached_tokens > 0
     for seen in others:
         assert_same(seen, expected)
+
+
+def test_int8_keys_and_values_come_back_from_a_tier_and_from_copies(smollm2_path: Path, tmp_path: Path) -> None:
+    kind: dict[str, Any] = {"kv_cache_dtype": "int8"}
+    alone = run(smollm2_path, **kind)
+    pool: dict[str, Any] = {"num_gpu_blocks_override": 20, "max_model_len": 256, "max_num_batched_tokens": 64}
+    swap: dict[str, Any] = {"kv_tiers": tier("disk", tmp_path), "kv_tier_policy": "swap"}
+    seen = run(smollm2_path, others=8, others_tokens=64, **kind, **pool, **swap)
+    assert seen[0].num_preemptions > 0
+    assert seen[0].num_loaded_blocks > 0
+    assert_same(seen, alone)
+    sampling = {"n": 3, "temperature": 0.8, "seed": 11}
+    expected = run(smollm2_path, sampling=sampling, enable_prefix_caching=False, **kind)
+    forked = run(smollm2_path, sampling=sampling, others=8, max_num_batched_tokens=50, **kind)
+    assert all(each.num_copies > 0 for each in (*expected.values(), *forked.values()))
+    assert_same(forked, expected)
 
 
 @pytest.mark.parametrize("isa", ["avx2", pytest.param("plain", marks=pytest.mark.long)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from octavo import _native
+from octavo.executors.reference_ops import round_keys, round_values
 
 Float32 = npt.NDArray[np.float32]
 
@@ -20,7 +22,7 @@ class Paged:
     ops: _native.Ops
     arena: _native.Arena
     q: list[Float32]  # a sequence: [length, num_heads * head_dim]
-    k: list[Float32]  # [length, num_kv_heads * head_dim]
+    k: list[Float32]  # [length, num_kv_heads * head_dim]; of int8 what is stored, else what was written
     v: list[Float32]
     tables: npt.NDArray[np.int32]  # [sequences, blocks], shuffled; -1 past the end
     shared_queries: int = 0  # of the last call
@@ -81,7 +83,14 @@ def make_paged(
         positions = np.arange(lengths[s] if written is None else written[s])
         slots = tables[s, positions // block_size].astype(np.int64) * block_size + positions % block_size
         ops.write_kv(arena, 1, k[s][positions], v[s][positions], slots)
+    if dtype == "int8":
+        k, v = [as_stored(x, head_dim, round_keys) for x in k], [as_stored(x, head_dim, round_values) for x in v]
     return Paged(ops, arena, q, k, v, tables)
+
+
+def as_stored(x: Float32, head_dim: int, rounding: Callable[[Float32], Float32]) -> Float32:
+    """Keys or values [length, num_kv_heads * head_dim] as int8 holds them."""
+    return np.stack([rounding(row.reshape(-1, head_dim)).reshape(-1) for row in x])
 
 
 def dense_attention(

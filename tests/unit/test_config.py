@@ -41,7 +41,7 @@ def test_what_costs_at_the_start_has_an_upper_bound(name: str, most: int) -> Non
         ("seed", (0, -1, 2**63), (1.5, "1", None)),
         ("executor", ("auto", "cpu", "reference", "fake"), ("gpu", "", None)),
         ("dtype", ("auto", "float32", "bfloat16"), ("float16", None)),
-        ("kv_cache_dtype", ("auto", "bfloat16", "float32"), ("int8", None)),
+        ("kv_cache_dtype", ("auto", "bfloat16", "float32", "int8"), ("int4", "fp8", None)),
         ("kv_tier_policy", ("auto", "swap", "recompute"), ("both", None)),
         ("enable_prefix_caching", (True, False), (1, "no", None)),
         ("model", ("smollm2",), ("", None, 5)),

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 ProgressCallback = Callable[[str, float], None]  # (stage for people, fraction 0..1)
 CPU_TILE_TOKENS = 16  # the cpu executor keeps KV in tiles of so many tokens
-_KV_ELEMENT_BYTES = {"bfloat16": 2, "float32": 4}
+_KV_BYTES = {"bfloat16": (2, 0), "float32": (4, 0), "int8": (1, 2)}  # of an element, of a token and head
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,10 +276,11 @@ def _model_parts(
     program = model.program
     kv_dtype = _kv_dtype(config, executor_name)
     group_windows = tuple(group.sliding_window for group in program.kv_groups)
+    kv_bytes = _KV_BYTES["float32" if executor_name == "reference" else kv_dtype]  # it keeps rounded values as floats
     budget = plan_kv_budget(
         config,
         context_length=model.context_length,
-        kv_bytes_per_block=program.kv_bytes_per_block(config.block_size, _KV_ELEMENT_BYTES[kv_dtype]),
+        kv_bytes_per_block=program.kv_bytes_per_block(config.block_size, *kv_bytes),
         available_bytes=max(0, available_bytes() - _weight_bytes(model, executor_name, config)),
         group_windows=group_windows,
     )
@@ -317,6 +318,7 @@ def _make_executor(
             block_size=config.block_size,
             max_num_seqs=config.max_num_seqs,
             max_model_len=budget.max_model_len,
+            kv_dtype="int8" if kv_dtype == "int8" else "float32",
         )
     from octavo.executors.cpu import CpuExecutor
 
@@ -342,10 +344,11 @@ def _kv_dtype(config: EngineConfig, executor_name: ExecutorName) -> KVDtype:
     if executor_name == "reference":
         if config.kv_cache_dtype == "bfloat16":
             raise ConfigError(
-                "kv_cache_dtype is bfloat16, the reference executor keeps float32; leave --kv-cache-dtype out",
+                "kv_cache_dtype is bfloat16, the reference executor keeps float32 or rounds to int8; "
+                "leave --kv-cache-dtype out",
                 param="kv_cache_dtype",
             )
-        return "float32"
+        return "int8" if config.kv_cache_dtype == "int8" else "float32"
     if config.block_size % CPU_TILE_TOKENS:
         raise ConfigError(
             f"block_size is {config.block_size}, the cpu executor takes multiples of {CPU_TILE_TOKENS}; "

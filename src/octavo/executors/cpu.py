@@ -48,7 +48,7 @@ class CpuExecutor:
         max_num_seqs: int,
         max_num_batched_tokens: int,
         max_model_len: int,
-        kv_dtype: Literal["auto", "bfloat16", "float32"] = "auto",
+        kv_dtype: Literal["auto", "bfloat16", "float32", "int8"] = "auto",
         dtype: Literal["auto", "bfloat16", "float32"] = "auto",
         quantization: Literal["w8a8"] | None = None,
         num_threads: int | None = None,

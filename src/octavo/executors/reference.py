@@ -6,7 +6,8 @@ Never optimised, and refuses nothing a program can hold. Kept:
   fresh array of its own, sums run in einsum's fixed order (no BLAS, no threads), attention goes over keys in tiles at
   absolute positions, masked to their full size;
 - a block that was never written, was released, or is NULL_BLOCK reads as NaN, so that a wrong table is seen;
-- copies of a step read all their sources before they write.
+- copies of a step read all their sources before they write;
+- of keys and values in int8 it stores what they stand for, as float32: their rounding, not their room.
 
 Memory: a block is one array [2 (K, V), layers of a group, block_size, num_kv_heads, head_dim], made when first written.
 """
@@ -14,6 +15,7 @@ Memory: a block is one array [2 (K, V), layers of a group, block_size, num_kv_he
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +24,7 @@ from octavo.core.block import BlockId, SeqId
 from octavo.core.protocols import ExecutorInfo, StepMasks
 from octavo.core.scheduler_output import SchedulerOutput, StepOutput
 from octavo.errors import ModelFileError
-from octavo.executors.reference_ops import attend_token, run_row_op
+from octavo.executors.reference_ops import attend_token, round_keys, round_values, run_row_op
 from octavo.executors.rows import Rows, StepBatch
 from octavo.outputs import TokenLogprobs
 from octavo.program import ops
@@ -44,11 +46,13 @@ class ReferenceExecutor:
         block_size: int,
         max_num_seqs: int,
         max_model_len: int,
+        kv_dtype: Literal["float32", "int8"] = "float32",
         keep_logits: bool = False,
     ) -> None:
         self.program = program
         self.num_blocks = num_blocks
         self.block_size = block_size
+        self.kv_dtype = kv_dtype
         self.keep_logits = keep_logits
         self.last_logits: dict[SeqId, Float32] = {}  # [vocab_size] of each row that drew in the latest step
         self._parameters = {name: _load(source, name, shape) for name, shape in program.parameters.items()}
@@ -72,9 +76,9 @@ class ReferenceExecutor:
             num_threads=1,
             weight_form="f32",
             weight_bytes=sum(array.nbytes for array in self._parameters.values()),
-            kv_dtype="float32",
+            kv_dtype=self.kv_dtype,
             kv_bytes_per_block=self._unwritten.nbytes,
-            layout=f"reference-kv-float32-{'x'.join(map(str, self._block_shape))}",
+            layout=f"reference-kv-{self.kv_dtype}-{'x'.join(map(str, self._block_shape))}",
         )
 
     def execute(self, plan: SchedulerOutput, masks: StepMasks | None = None) -> StepOutput:
@@ -150,8 +154,10 @@ class ReferenceExecutor:
             self._check_block(block_id)
             if block_id not in self._blocks:
                 self._blocks[block_id] = self._unwritten.copy()
-            self._blocks[block_id][0, index, offset] = key.reshape(shape)
-            self._blocks[block_id][1, index, offset] = value.reshape(shape)
+            keys, values = key.reshape(shape), value.reshape(shape)
+            if self.kv_dtype == "int8":
+                keys, values = round_keys(keys), round_values(values)
+            self._blocks[block_id][:, index, offset] = keys, values
 
     def _attend(self, op: ops.Attend, q: Float32, batch: StepBatch) -> Float32:
         group, index = self._place[op.layer]

@@ -17,6 +17,8 @@ from octavo.program import ops
 Float32 = npt.NDArray[np.float32]
 Int32 = npt.NDArray[np.int32]
 
+LEAST_INT8 = np.float32(1e-30)
+ROTATED = 16  # columns that are mixed before keys are rounded
 TILE = 16  # keys attention takes at a time, at absolute positions; any fixed number
 
 RowOp = (
@@ -144,6 +146,39 @@ def activation(x: Float32, name: ops.ActivationName) -> Float32:
             wide = x.astype(np.float64)
             inner = math.sqrt(2.0 / math.pi) * (wide + 0.044715 * wide * wide * wide)
             return np.asarray(0.5 * wide * (1.0 + np.tanh(inner)), np.float32)
+
+
+def round_keys(heads: Float32) -> Float32:
+    """Keys [num_kv_heads, head_dim] as int8 holds them: rotated, rounded like values, and turned back."""
+    padded = np.zeros((len(heads), -(-heads.shape[1] // ROTATED) * ROTATED), np.float32)
+    padded[:, : heads.shape[1]] = heads
+    return rotate(round_values(rotate(padded)))[:, : heads.shape[1]]
+
+
+def rotate(heads: Float32) -> Float32:
+    """Every 16 columns times the Hadamard matrix / 4, which is its own inverse."""
+    x = heads.reshape(-1, ROTATED)
+    for stride in (8, 4, 2, 1):
+        pairs = x.reshape(-1, ROTATED // (2 * stride), 2, stride)
+        x = np.stack([pairs[:, :, 0] + pairs[:, :, 1], pairs[:, :, 0] - pairs[:, :, 1]], axis=2).reshape(-1, ROTATED)
+    return np.asarray(x * np.float32(0.25), np.float32).reshape(heads.shape)
+
+
+def round_values(heads: Float32) -> Float32:
+    """Values [num_kv_heads, head_dim] as int8 holds them: q * scale, |q| <= 127, a scale a head.
+
+    The scale is max |x| / 127 rounded up to 16 bits of float32, so that no q lies beyond. Heads that hold a value that
+    is no finite number are NaN, and those whose values all lie below LEAST_INT8 are 0.
+    """
+    out = np.zeros_like(heads)
+    for head, rounded in zip(heads, out, strict=True):
+        if not np.isfinite(head).all():
+            rounded[:] = np.nan
+        elif (top := np.max(np.abs(head))) >= LEAST_INT8:
+            bits = np.float32(top / np.float32(127.0)).view(np.uint32)
+            scale = np.uint32((int(bits) + 0xFFFF) & 0xFFFF0000).view(np.float32)
+            rounded[:] = np.rint(head * (np.float32(1.0) / scale)) * scale
+    return out
 
 
 def attend_token(

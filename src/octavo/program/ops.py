@@ -226,7 +226,9 @@ class Program:
         """Parameters that some `Linear` multiplies with; a tied embedding is one."""
         return frozenset(op.weight for op in self.ops if isinstance(op, Linear))
 
-    def kv_bytes_per_block(self, block_size: int, bytes_per_element: int) -> int:
-        """Bytes of one block: K and V of every layer of one group (groups hold equally many layers)."""
+    def kv_bytes_per_block(self, block_size: int, bytes_per_element: int, bytes_per_scale: int = 0) -> int:
+        """Bytes of one block: K and V of every layer of one group (groups hold equally many layers), with a scale for
+        each token and KV head of both."""
         layers = max(len(group.layers) for group in self.kv_groups)
-        return 2 * layers * block_size * self.num_kv_heads * self.head_dim * bytes_per_element
+        one_head = self.head_dim * bytes_per_element + bytes_per_scale
+        return 2 * layers * block_size * self.num_kv_heads * one_head

@@ -196,7 +196,44 @@ def test_more_columns_than_w8a8_sums_are_refused(monkeypatch: pytest.MonkeyPatch
         make(program, source, quantization="w8a8")
 
 
-FORMS = [("float32", "float32"), ("bfloat16", "bfloat16"), ("auto", "bfloat16"), ("w8a8", "bfloat16")]
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("shape", [{}, {"num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 40}], ids=str)
+def test_int8_keys_and_values_are_near_a_reference_that_rounds_alike(isa: str, shape: dict[str, Any]) -> None:
+    program, arrays = tiny_llama(gain=2.0, **shape)
+    source = dict_source(arrays)
+    prompts = random_prompts((1, 7, 31, 33, 150))
+    exact, rounding = (
+        run(ReferenceExecutor(program=program, source=source, keep_logits=True, kv_dtype=kind, **SIZES), prompts, 1)
+        for kind in ("float32", "int8")
+    )
+    executor = make(program, source, isa=isa, dtype="float32", kv_dtype="int8")
+    found = run(executor, prompts, 1)
+    off, cost = (
+        np.sqrt(np.mean([np.square(a.logits[0] - b.logits[0]) for a, b in zip(found, each, strict=True)]))
+        for each in (rounding, exact)
+    )
+    # Where float32 sums in another order land on the other side of a rounding, the two part by a step of one value.
+    assert off < 0.3 * cost
+    assert [r.token_ids for r in found] == [r.token_ids for r in rounding]
+    assert executor.info.kv_dtype == "int8"
+
+
+def test_the_three_types_of_keys_and_values_have_different_names_in_a_tier() -> None:
+    program, source = quantised()
+    infos = [make(program, source, kv_dtype=kind).info for kind in ("bfloat16", "float32", "int8")]
+    assert len({tier_identity(info, 16) for info in infos}) == 3
+    half, whole = infos[2].kv_bytes_per_block, infos[0].kv_bytes_per_block
+    assert half == program.kv_bytes_per_block(16, 1, 2) == whole * (16 + 2) / (2 * 16)  # heads of 16
+
+
+FORMS = [
+    ("float32", "float32"),
+    ("bfloat16", "bfloat16"),
+    ("auto", "bfloat16"),
+    ("w8a8", "bfloat16"),
+    ("auto", "int8"),
+    ("w8a8", "int8"),
+]
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -232,15 +269,16 @@ def test_company_chunks_blocks_and_threads_change_no_bit(
 
 
 @pytest.mark.parametrize("isa", ISAS)
-def test_alone_and_among_31_others_are_the_same_bits(isa: str) -> None:
+@pytest.mark.parametrize("kv_dtype", ["bfloat16", "int8"])
+def test_alone_and_among_31_others_are_the_same_bits(isa: str, kv_dtype: str) -> None:
     program, source = quantised()
     prompts = random_prompts(tuple(range(1, 33)))
-    executor = make(program, source, isa=isa, num_threads=2, max_num_batched_tokens=1024)
+    executor = make(program, source, isa=isa, num_threads=2, max_num_batched_tokens=1024, kv_dtype=kv_dtype)
     driver = Driver(executor, block_size=16, num_blocks=NUM_BLOCKS)
     crowd = driver.generate(prompts, max_tokens=8)
     assert max(len(output.token_ids) for output in driver.outputs) == 32
     for index in (0, 15, 31):
-        alone = run(make(program, source, isa=isa), [prompts[index]], 8)[0]
+        alone = run(make(program, source, isa=isa, kv_dtype=kv_dtype), [prompts[index]], 8)[0]
         assert alone.token_ids == crowd[index].token_ids
         assert np.array_equal(alone.logits, crowd[index].logits)
 
@@ -414,10 +452,11 @@ def test_nan_fails_its_row_and_no_other() -> None:
     assert output.token_ids[0] == alone.token_ids[0]
 
 
-def test_forks_share_blocks_and_copies_come_first() -> None:
+@pytest.mark.parametrize("kv_dtype", ["bfloat16", "int8"])
+def test_forks_share_blocks_and_copies_come_first(kv_dtype: str) -> None:
     program, source = quantised()
     prompt = random_prompts((20,))[0]
-    driver = Driver(make(program, source), block_size=16, num_blocks=NUM_BLOCKS)
+    driver = Driver(make(program, source, kv_dtype=kv_dtype), block_size=16, num_blocks=NUM_BLOCKS)
     params = SamplingParams(temperature=1.0)
     parent = driver.add(prompt, params, seed=3)
     drawn = driver.step({parent: 20}, num_samples={parent: 2}).token_ids
@@ -425,7 +464,7 @@ def test_forks_share_blocks_and_copies_come_first() -> None:
     for _ in range(20):
         driver.step({parent: 1, child: 1})
     for row, index in ((parent, 0), (child, 1)):
-        other = Driver(make(program, source), block_size=16, num_blocks=NUM_BLOCKS)
+        other = Driver(make(program, source, kv_dtype=kv_dtype), block_size=16, num_blocks=NUM_BLOCKS)
         alone = other.add(prompt, params, seed=3, sample_index=index)
         other.step({alone: 20})
         for _ in range(20):
@@ -447,18 +486,19 @@ def test_a_cached_prompt_runs_its_last_token_without_writing() -> None:
     assert [driver.executor.read_block(block) for block in tables[0]] == before
 
 
-def test_a_block_read_and_written_elsewhere_serves_as_well() -> None:
+@pytest.mark.parametrize(("kv_dtype", "widths"), [("bfloat16", (2, 0)), ("int8", (1, 2))])
+def test_a_block_read_and_written_elsewhere_serves_as_well(kv_dtype: str, widths: tuple[int, int]) -> None:
     program, source = quantised()
     prompt = random_prompts((20,))[0]
-    expected = run(make(program, source), [prompt], 8)[0]
-    driver = Driver(make(program, source), block_size=16, num_blocks=NUM_BLOCKS)
+    expected = run(make(program, source, kv_dtype=kv_dtype), [prompt], 8)[0]
+    driver = Driver(make(program, source, kv_dtype=kv_dtype), block_size=16, num_blocks=NUM_BLOCKS)
     a = driver.add(prompt)
     driver.step({a: 20})
     moved = driver.copy_block(BlockId(0))
     driver._copies.clear()
     executor, table = driver.executor, driver.rows[a].tables[0]
     payload = executor.read_block(table[0])
-    assert len(payload) == executor.info.kv_bytes_per_block == program.kv_bytes_per_block(16, 2)
+    assert len(payload) == executor.info.kv_bytes_per_block == program.kv_bytes_per_block(16, *widths)
     executor.write_block(moved, payload)
     executor.release_blocks([table[0]])
     b = driver.add(driver.tokens[a], tables=[[moved, table[1]]], num_computed_tokens=20)

@@ -10,7 +10,7 @@ import pytest
 from octavo.core.block import BlockId
 from octavo.errors import ModelFileError
 from octavo.executors.reference import ReferenceExecutor
-from octavo.executors.reference_ops import attend_token, run_row_op
+from octavo.executors.reference_ops import attend_token, round_keys, round_values, run_row_op
 from octavo.program import ops
 from octavo.program.trace import ProgramBuilder
 from octavo.sampling.reference import log_softmax
@@ -111,6 +111,21 @@ def test_a_released_block_reads_as_nan_until_written_again(tiny: Any) -> None:
     driver.executor.release_blocks([block])
     assert np.isnan(np.frombuffer(driver.executor.read_block(block), np.float32)).all()
     assert set(driver.step({a: 1}).failed) == {a}
+
+
+def test_int8_stores_what_the_rounded_numbers_stand_for(tiny: Any) -> None:
+    payloads = []
+    for kv_dtype in ("float32", "int8"):
+        driver = make_driver(tiny, kv_dtype=kv_dtype)
+        a = driver.add(list(range(16)))
+        driver.step({a: 16})
+        payloads.append(np.frombuffer(driver.executor.read_block(driver.rows[a].tables[0][0]), np.float32))
+        assert driver.executor.info.kv_dtype == kv_dtype
+    shape = driver.executor._block_shape
+    exact, stored = (payload.reshape(shape)[:, 0] for payload in payloads)  # the first layer read nothing rounded
+    assert not np.array_equal(exact, stored)
+    assert np.array_equal(stored[0], np.stack([round_keys(each) for each in exact[0]]))
+    assert np.array_equal(stored[1], np.stack([round_values(each) for each in exact[1]]))
 
 
 def test_a_block_read_and_written_elsewhere_serves_as_well(tiny: Any) -> None:

@@ -24,6 +24,11 @@ def test_a_block_holds_keys_and_values_of_every_layer(dtype: str, width: int, bl
     assert arena(block_size=block_size, dtype=dtype).block_bytes == 2 * 2 * block_size * 3 * 64 * width
 
 
+@pytest.mark.parametrize("block_size", [16, 32, 48])
+def test_a_block_of_int8_holds_a_scale_for_each_token_and_head_too(block_size: int) -> None:
+    assert arena(block_size=block_size, dtype="int8").block_bytes == 2 * 2 * block_size * 3 * (64 + 2)
+
+
 def test_what_is_written_is_read() -> None:
     held = arena()
     for block in range(8):
