@@ -39,6 +39,7 @@ class DirectTemplate:
     """Renders in process: the worker has tests of its own."""
 
     def __init__(self, source: str = FAKE_CHAT_TEMPLATE) -> None:
+        self.source = source
         self._template = ChatTemplate(source, BOS_TOKEN, EOS_TOKEN)
 
     async def render(

@@ -76,6 +76,22 @@ OPTIONS: tuple[Option, ...] = (
         "File with a chat template (jinja) instead of the model's own.",
         metavar="FILE",
     ),
+    Option(
+        "tool-call-parser",
+        "server",
+        "text",
+        "How the model writes tool calls: hermes, llama3_json, pythonic, mistral, granite, phi4_mini_json, "
+        "deepseek_v3, deepseek_v31, qwen3_coder or openai. Default: as its chat template says.",
+        metavar="NAME",
+    ),
+    Option(
+        "reasoning-parser",
+        "server",
+        "text",
+        "How the model marks its reasoning: deepseek_r1, qwen3, mistral, seed_oss, granite and others, or none to "
+        "leave it in the answer. Default: as its chat template says.",
+        metavar="NAME",
+    ),
     Option("max-model-len", "engine", "count", "Most tokens of prompt and answer together. Default: what fits."),
     Option("max-num-seqs", "engine", "whole", "Most sequences in one step."),
     Option("max-num-batched-tokens", "engine", "count", "Most tokens in one step; longer prompts are cut into chunks."),
@@ -199,6 +215,12 @@ OPTIONS: tuple[Option, ...] = (
         choices=("auto", "cpu", "reference", "fake"),
     ),
     Option("isa", "engine", "text", "Force an instruction set: avx512, avx2, neon, plain. Also OCTAVO_ISA."),
+    Option(
+        "enable-auto-tool-choice",
+        "nobody",
+        "switch",
+        "Does nothing here: tool calls are always read. Taken so that vLLM's command lines work.",
+    ),
     Option("enforce-eager", "nobody", "switch", "Does nothing here; taken so that vLLM's command lines work."),
     Option("disable-log-stats", "nobody", "switch", "Does nothing here; taken so that vLLM's command lines work."),
 )
@@ -255,9 +277,6 @@ NOT_HERE: Mapping[str, str] = {
     "lora-modules": "adapters are not served; merge them into the weights first",
     "max-loras": "adapters are not served; merge them into the weights first",
     "speculative-config": "tokens are not speculated; leave it out",
-    "enable-auto-tool-choice": "tool calls are not parsed; leave it out and parse the text",
-    "tool-call-parser": "tool calls are not parsed; leave it out and parse the text",
-    "reasoning-parser": "reasoning is not parsed; leave it out and parse the text",
     "guided-decoding-backend": "answers are not constrained by a grammar; leave it out",
     "structured-outputs-config": "grammars are compiled by llguidance, with fixed limits; leave it out",
     "kv-transfer-config": "servers of one machine share blocks through --kv-tier disk:PATH,SIZE",

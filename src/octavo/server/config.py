@@ -11,6 +11,7 @@ from pathlib import Path
 
 from octavo.errors import ConfigError
 from octavo.server.limits import MAX_MODEL_NAME_CHARS, Limits
+from octavo.server.tools.speech import check_parsers
 
 MAX_TIMEOUT_SECONDS = 1e9  # thirty years: a larger number is a mistake
 
@@ -26,6 +27,8 @@ class ServerConfig:
     admin_api_key: str | None = field(default=None, repr=False)  # for the administrator's routes; None: see door.py
     explain_cache: bool = False  # answers say why their prompts hit or missed the prefix cache
     chat_template: Path | None = None  # a file that replaces the model's own template
+    tool_call_parser: str | None = None  # the dialect of the model's tool calls; None: as its template says
+    reasoning_parser: str | None = None  # how its reasoning is marked, "none": not split; None: as its template says
     shutdown_timeout_seconds: float = 30.0  # how long requests in flight may go on after SIGTERM
     queue_timeout_seconds: float = 60.0  # a request that waited so long without being started is ended; 0: never
     request_timeout_seconds: float = 0.0  # one that is not done after so long is ended; 0: never
@@ -52,6 +55,7 @@ class ServerConfig:
                     "choose another",
                     param="admin_api_key",
                 )
+        check_parsers(self.tool_call_parser, self.reasoning_parser)
         if not isinstance(self.explain_cache, bool):
             raise ConfigError(
                 f"explain_cache is {self.explain_cache!r}; it must be true or false", param="explain_cache"

@@ -48,6 +48,10 @@ class EngineLike(Protocol):
 
 
 class TemplateLike(Protocol):
+    @property
+    def source(self) -> str:
+        """The template itself, which says how its model writes calls and reasoning."""
+
     async def render(
         self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool, kwargs: Mapping[str, Any]
     ) -> str:

@@ -19,6 +19,7 @@ from octavo.server.errors import ServiceUnavailable
 from octavo.server.grammar_workers import GrammarWorkers
 from octavo.server.prompts import PromptEncoder
 from octavo.server.protocol import EngineLike, GrammarChecker, TemplateLike, TokenizerLike
+from octavo.server.tools.speech import Speech
 
 if TYPE_CHECKING:
     from octavo.server.metrics import ServerMetrics
@@ -50,6 +51,8 @@ class Loaded:
         self.template = template
         self.grammars: GrammarChecker = grammars or GrammarWorkers(config.limits)
         self.encoder = PromptEncoder(tokenizer, template, info, config.limits)
+        source = "" if template is None else template.source
+        self.speech = Speech.of(source, config.tool_call_parser, config.reasoning_parser)
         self.fingerprint = f"octavo-{__version__}-{info.executor}-{info.isa}"  # what equal numbers can be expected of
         self.model_names = config.served_model_names or (info.model,)
         capacity = config.limits.max_requests_in_flight or info.max_num_seqs + max_queue

@@ -20,6 +20,7 @@ class TemplateWorkers:
     """A `TemplateLike` over up to `num_render_workers` processes, started when first needed."""
 
     def __init__(self, source: str, *, bos_token: str, eos_token: str, limits: Limits) -> None:
+        self.source = source
         setup = frames.Setup(
             source=source,
             bos_token=bos_token,

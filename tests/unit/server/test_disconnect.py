@@ -108,6 +108,7 @@ def test_leaving_during_a_long_prefill_ends_it_between_chunks(stream: bool) -> N
 def test_leaving_while_the_template_renders_reaches_no_engine() -> None:
     class Slow:
         cancelled = False
+        source = ""
 
         async def render(self, *_: Any, **__: Any) -> str:
             try:

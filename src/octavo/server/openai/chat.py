@@ -1,7 +1,7 @@
 """POST /v1/chat/completions: messages in, one assistant message for each of n samples out.
 
-Refuses tools that the model would have to call, and everything schemas.py and convert.py refuse. Stream and whole
-answer are made from the same deltas, so their texts are equal.
+Refuses what schemas.py, convert.py and tool_fields.py refuse. Stream and whole answer are made from the same deltas by
+the same parser, so their texts, reasoning and calls are equal.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from octavo.server.openai.call import Call, Routes
 from octavo.server.openai.logprobs import chat_content, prompt_logprobs
 from octavo.server.openai.parse import read
 from octavo.server.openai.schemas import ChatRequest
+from octavo.server.openai.spoken import Spoken
+from octavo.server.tools.speech import Readers
 
 
 async def create_chat_completion(routes: Routes, http: Request) -> Response:
@@ -28,9 +30,11 @@ async def create_chat_completion(routes: Routes, http: Request) -> Response:
 async def _answer(routes: Routes, http: Request) -> Response:
     body = await read(http, ChatRequest, routes.state.config.limits, routes.unknown_names)
     call = _ChatCall(routes, http, body)
-    call.prompt, generation = await conversation.start(call, body)
+    started = await conversation.start_read(call, body)
+    call.prompt, call.readers, generation = started.prompt, started.readers, started.generation
     if body.stream:
-        return await call.stream(generation, call.chunks, "chat.completion.chunk")
+        chunks = call.chunks if call.readers is None else call.spoken_chunks
+        return await call.stream(generation, chunks, "chat.completion.chunk")
     return json_response(call.whole(await generation.collect(), generation))
 
 
@@ -38,6 +42,9 @@ class _ChatCall(Call):
     def __init__(self, routes: Routes, http: Request, body: ChatRequest) -> None:
         super().__init__(routes, http, body, prefix="chatcmpl", kind="chat.completion")
         self.prompt: list[int] = []
+        self.readers: Readers | None = None
+        self._with_reasoning = body.include_reasoning is not False
+        self._spoken: dict[int, Spoken] = {}
         self._wants_logprobs = bool(body.logprobs)
         self._wants_ids = bool(body.return_token_ids)
         self._began: set[int] = set()  # samples whose first chunk was sent
@@ -54,17 +61,49 @@ class _ChatCall(Call):
         elif not (delta.text or delta.finish_reason or self._wants_ids or (self._wants_logprobs and delta.logprobs)):
             return
         content["content"] = delta.text
+        yield {"choices": [self._chunk_choice(delta, content, delta.finish_reason)], **chunk}
+
+    def spoken_chunks(self, _: int, delta: SequenceDelta) -> Iterator[dict[str, Any]]:
+        """As `chunks`, with the parser between: what a delta brought goes into its first chunk, how it ended into its
+        last; one chunk says one thing."""
+        spoken = self._spoken.get(delta.index)
+        chunk: dict[str, Any] = {}
+        is_first = spoken is None
+        if spoken is None:
+            if self._wants_ids and not self._spoken:
+                chunk["prompt_token_ids"] = self.prompt
+            spoken = self._spoken[delta.index] = self._new_spoken()
+        contents = spoken.deltas(delta.text, is_over=delta.finish_reason is not None)
+        if not contents:
+            if not (is_first or delta.finish_reason or self._wants_ids or (self._wants_logprobs and delta.logprobs)):
+                return
+            contents = [{}]
+        if is_first:
+            contents[0] = {"role": "assistant"} | contents[0]
+        for number, content in enumerate(contents):
+            is_last = number == len(contents) - 1
+            reason = spoken.finish_reason(delta.finish_reason) if is_last else None
+            yield {"choices": [self._chunk_choice(delta, content, reason, is_more=number > 0)], **chunk}
+            chunk = {}
+
+    def _chunk_choice(
+        self, delta: SequenceDelta, content: dict[str, Any], finish_reason: str | None, *, is_more: bool = False
+    ) -> dict[str, Any]:
         choice: dict[str, Any] = {
             "index": delta.index,
             "delta": content,
-            "logprobs": self._logprobs(delta.logprobs),
-            "finish_reason": delta.finish_reason,
+            "logprobs": self._logprobs(delta.logprobs) if not is_more else None,
+            "finish_reason": finish_reason,
         }
-        if delta.finish_reason is not None:
+        if finish_reason is not None:
             choice["stop_reason"] = delta.stop_reason
         if self._wants_ids:
-            choice["token_ids"] = list(delta.token_ids)
-        yield {"choices": [choice], **chunk}
+            choice["token_ids"] = [] if is_more else list(delta.token_ids)
+        return choice
+
+    def _new_spoken(self) -> Spoken:
+        assert self.readers is not None
+        return Spoken(self.readers.reader(), with_reasoning=self._with_reasoning)
 
     def whole(self, answers: list[Answer], generation: Generation) -> dict[str, Any]:
         made = self.head() | {
@@ -79,11 +118,17 @@ class _ChatCall(Call):
         return made
 
     def _choice(self, index: int, answer: Answer) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": "assistant", "content": answer.text, "refusal": None}
+        reason = answer.finish_reason
+        if self.readers is not None:
+            spoken = self._new_spoken()
+            message = spoken.message(answer.text)
+            reason = spoken.finish_reason(reason)
         choice: dict[str, Any] = {
             "index": index,
-            "message": {"role": "assistant", "content": answer.text, "refusal": None},
+            "message": message,
             "logprobs": self._logprobs(answer.logprobs),
-            "finish_reason": answer.finish_reason,
+            "finish_reason": reason,
             "stop_reason": answer.stop_reason,
         }
         if self._wants_ids:

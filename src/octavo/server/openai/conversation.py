@@ -6,6 +6,8 @@ a ChatRequest of its own body first, so that all of them are bounded here alike.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+
 from octavo.sampling_params import SamplingParams
 from octavo.server.generation import Generation
 from octavo.server.openai.call import Call
@@ -18,21 +20,45 @@ from octavo.server.openai.convert import (
     template_messages,
 )
 from octavo.server.openai.schemas import ChatRequest
+from octavo.server.openai.tool_fields import Asked, asked_of, effort_kwargs
 from octavo.server.state import Loaded
+from octavo.server.tools.describe import described, written_out
+from octavo.server.tools.speech import Readers
+
+_END_TOKENS = 32  # of a prompt, that can hold a marker and the blanks behind it
 
 
-async def prompt_of(loaded: Loaded, body: ChatRequest) -> list[int]:
-    """What the model sees of the messages. Raises BadRequest."""
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """On its way: the prompt, the generation that answers it, and how the answer is to be read."""
+
+    prompt: list[int]
+    generation: Generation
+    readers: Readers | None  # None: the answer is text as it comes
+
+
+async def prompt_of(loaded: Loaded, body: ChatRequest, asked: Asked | None = None) -> list[int]:
+    """What the model sees of the messages and of the tools it may call. Raises BadRequest."""
+    speech = loaded.speech
+    messages = template_messages(body.messages)
+    kwargs = effort_kwargs(body, speech) | template_kwargs(body.chat_template_kwargs)
+    if not speech.writes_calls:
+        messages = written_out(messages)
+    if asked is not None and speech.describes_tools:
+        kwargs["tools"] = asked.for_template()
+    elif asked is not None:
+        messages = described(messages, asked.for_template())
     return await loaded.encoder.encode_messages(
-        template_messages(body.messages),
+        messages,
         add_generation_prompt=body.add_generation_prompt is not False,
         add_special_tokens=bool(body.add_special_tokens),
-        kwargs=template_kwargs(body.chat_template_kwargs),
+        kwargs=kwargs,
     )
 
 
 async def start(call: Call, body: ChatRequest) -> tuple[list[int], Generation]:
-    """The prompt, and the generation that will answer it. Raises BadRequest."""
+    """For a route that reads no calls and no reasoning in the answer: the prompt, and the generation that will answer
+    it. Raises BadRequest."""
     check_tools(body)
     sampling = chat_sampling(body, await call.grammar())
     prompt = await prompt_of(call.loaded, body)
@@ -44,6 +70,32 @@ async def start_raw(call: Call, body: ChatRequest, text: str) -> Generation:
     sampling = chat_sampling(body, await call.grammar())
     prompt = await call.loaded.encoder.encode_text(text, add_special_tokens=True, param="prompt")
     return _begin(call, prompt, sampling, "prompt")
+
+
+async def start_read(call: Call, body: ChatRequest) -> Conversation:
+    """With tools, and readers that find calls and reasoning in the answer. Raises BadRequest."""
+    loaded, speech = call.loaded, call.loaded.speech
+    grammar = await call.grammar()
+    asked = asked_of(body, call.state.config.limits, has_form=grammar is not None)
+    sampling = chat_sampling(body, grammar)
+    prompt = await prompt_of(loaded, body, asked)
+    readers: Readers | None = None
+    if asked is not None or speech.block is not None or speech.has_channels:
+        special = loaded.tokenizer.special_tokens.values()
+        hides = sampling.skip_special_tokens and not set(special).isdisjoint(
+            speech.markers(with_tools=asked is not None)
+        )
+        if hides:  # the reader must see them; it leaves the others out of the answer's text
+            sampling = replace(sampling, skip_special_tokens=False)
+        end = loaded.tokenizer.decode(prompt[-_END_TOKENS:], skip_special_tokens=False)
+        readers = Readers(
+            speech,
+            None if asked is None else asked.schemas,
+            is_thinking=speech.thinks_at(end),
+            max_calls=None if asked is None else asked.max_calls,
+            hidden=tuple(text for text in special if text) if hides else (),
+        )
+    return Conversation(prompt, _begin(call, prompt, sampling, "messages"), readers)
 
 
 def _begin(call: Call, prompt: list[int], sampling: SamplingParams, param: str) -> Generation:

@@ -78,17 +78,31 @@ class ChatLogprobs(Shape):
     content: list[TokenLogprob]
 
 
+class CalledFunction(Shape):
+    name: str
+    arguments: str  # JSON, as the model wrote it
+
+
+class ToolCallBody(Shape):
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
 class AssistantMessage(Shape):
     role: Literal["assistant"]
-    content: str
+    content: str | None  # null: only calls were made
     refusal: None
+    tool_calls: list[ToolCallBody] | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None  # the same by its other name
 
 
 class ChatChoice(Shape):
     index: int
     message: AssistantMessage
     logprobs: ChatLogprobs | None
-    finish_reason: Literal["stop", "length"]
+    finish_reason: Literal["stop", "length", "tool_calls"]
     stop_reason: str | int | None
     token_ids: list[int] | None = None
 
@@ -115,16 +129,31 @@ class ChatCompletion(Shape):
     octavo: Explained | None = None
 
 
+class FunctionDelta(Shape):
+    name: str | None = None  # in the call's first delta, where arguments is ""
+    arguments: str
+
+
+class ToolCallDelta(Shape):
+    index: int
+    id: str | None = None
+    type: Literal["function"] | None = None
+    function: FunctionDelta
+
+
 class ChatDelta(Shape):
     role: Literal["assistant"] | None = None
-    content: str
+    content: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[ToolCallDelta] | None = None
 
 
 class ChatChunkChoice(Shape):
     index: int
     delta: ChatDelta
     logprobs: ChatLogprobs | None
-    finish_reason: Literal["stop", "length"] | None
+    finish_reason: Literal["stop", "length", "tool_calls"] | None
     stop_reason: str | int | None = None
     token_ids: list[int] | None = None
 

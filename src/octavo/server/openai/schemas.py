@@ -265,6 +265,15 @@ class Tool(Model):
     function: FunctionSpec
 
 
+class ChosenFunction(Model):
+    name: Annotated[str, Field(min_length=1, max_length=MAX_TOOL_NAME_CHARS)]
+
+
+class NamedToolChoice(Model):
+    type: Literal["function"]
+    function: ChosenFunction
+
+
 class TemplateFields(Model):
     """How messages become a prompt: shared by chat and /tokenize."""
 
@@ -285,16 +294,16 @@ class ChatRequest(SamplingFields, TemplateFields):
     max_completion_tokens: Annotated[int, Field(ge=1, le=MAX_INT)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None  # needs logprobs: true
-    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = (
-        None  # only with tool_choice "none"
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedToolChoice | None = Field(
+        default=None, description='"none", "auto", "required", or an object that names a function'
     )
-    tool_choice: Any = Field(default=None, json_schema_extra={"enum": [None, "none", "auto"]})
     parallel_tool_calls: bool | None = None
     echo: Any = neutral(False)
     functions: Any = neutral([])
     function_call: Any = neutral("none")
-    reasoning_effort: Any = neutral("none")
-    include_reasoning: Any = neutral(True)
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    include_reasoning: bool | None = None  # absent: true; false leaves it out of the answer, not out of the usage
     verbosity: Any = neutral("medium")
     modalities: Any = neutral(["text"])
     audio: Any = neutral()

@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
+from octavo.loading.fake_tokenizer import FAKE_CHAT_TEMPLATE
 from octavo.outputs import SequenceDelta
 from octavo.server.anthropic.responses import AnthropicAnswer, AnthropicError, TokenCount
 from octavo.server.anthropic.schemas import MessagesRequest
@@ -184,7 +185,8 @@ def test_calls_of_tools_and_their_results_reach_the_template() -> None:
     ]
 
     async def go() -> None:
-        async with site(template=Recording(), max_model_len=512) as here:
+        source = FAKE_CHAT_TEMPLATE + "{# it would write tool_calls #}"
+        async with site(template=Recording(source), max_model_len=512) as here:
             assert (await ask(here, messages=turns)).status_code == 200
 
     run(go())

@@ -8,6 +8,8 @@ import pytest
 
 from octavo.server.tools import reasoning
 from octavo.server.tools.dialects import DIALECTS, DS_CALL, DS_CALLS, DS_SEP, detect, mentions_tools, named
+from octavo.server.tools.events import CallArguments, CallBegin, CallEnd, Text, merged
+from octavo.server.tools.speech import Readers, Speech
 
 TEMPLATES: list[tuple[str, str | None, bool]] = [  # template, dialect, whether it takes tools
     ("{%- if tools %}<tools>{{ tools | tojson }}</tools> within <tool_call></tool_call>:{% endif %}", "hermes", True),
@@ -66,3 +68,13 @@ def test_templates_without_tools_speak_no_dialect() -> None:
     for file in folder.glob("*.jinja"):
         assert detect(file.read_text()) is None
         assert not mentions_tools(file.read_text())
+
+
+@pytest.mark.parametrize("size", [1, 4, 1000])
+def test_special_spellings_are_hidden_but_from_the_parser(size: int) -> None:
+    speech = Speech.of("[AVAILABLE_TOOLS]{{ tools }}[TOOL_CALLS]")
+    readers = Readers(speech, {"g": {}}, hidden=("[TOOL_CALLS]", "</s>", "<s>"))
+    text = "a <b</s>c[TOOL_CALLS]g{}<s> [TOOL_CALLS]"
+    parser = readers.reader()
+    found = [event for place in range(0, len(text), size) for event in parser.feed(text[place : place + size])]
+    assert merged(found + parser.finish()) == [Text("a <bc"), CallBegin("g"), CallArguments("{}"), CallEnd(), Text(" ")]
