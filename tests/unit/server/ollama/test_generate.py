@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
+from octavo.loading.fake_tokenizer import FAKE_CHAT_TEMPLATE
 from octavo.outputs import SequenceDelta
 from octavo.server.config import ServerConfig
 from octavo.server.limits import Limits
@@ -168,7 +169,8 @@ def test_turns_of_tools_reach_the_template() -> None:
     ]
 
     async def go() -> None:
-        async with site(template=Recording()) as here:
+        source = FAKE_CHAT_TEMPLATE + "{# it would write tool_calls #}"
+        async with site(template=Recording(source)) as here:
             assert (await ask(here, CHAT, messages=turns)).status_code == 200
 
     run(go())
