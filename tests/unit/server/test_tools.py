@@ -163,7 +163,8 @@ def test_without_tools_to_call_the_same_text_is_text() -> None:
     async def go() -> None:
         template = Recording(HERMES)
         async with site(engine=says(CALLS), template=template) as here:
-            for fields in ({}, {"tools": []}, {"tools": [WEATHER], "tool_choice": "none"}):
+            asked: list[dict[str, Any]] = [{}, {"tools": []}, {"tools": [WEATHER], "tool_choice": "none"}]
+            for fields in asked:
                 (choice,) = await both(here, **fields)
                 assert choice["message"] == {"role": "assistant", "content": CALLS, "refusal": None}
                 assert choice["finish_reason"] == "stop"
@@ -266,6 +267,59 @@ def test_channels_of_a_model_whose_markers_are_special_tokens() -> None:
             (choice,) = await both(here)
             assert choice["message"]["content"] == "Hi."
             assert choice["message"]["reasoning"] == "Hm."
+
+    run(go())
+
+
+SMALL: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "pick",
+        "parameters": {
+            "type": "object",
+            "properties": {"kind": {"enum": ["cat", "dog"]}, "old": {"type": "boolean"}},
+            "required": ["kind", "old"],
+            "additionalProperties": False,
+        },
+    },
+}
+
+
+@pytest.mark.parametrize("source", [HERMES, FAKE_CHAT_TEMPLATE, FAKE_CHAT_TEMPLATE + "{{ tools }}[TOOL_CALLS]"])
+def test_required_and_named_calls_are_made_whatever_the_model(source: str) -> None:
+    """The fake model draws anything that is allowed."""
+
+    async def go() -> None:
+        async with site(template=DirectTemplate(source), max_model_len=4096) as here:
+            asked = {"tools": [WEATHER, SMALL], "n": 2, "temperature": 1, "seed": 5, "max_tokens": 400}
+            named = {"tool_choice": {"type": "function", "function": {"name": "pick"}}}
+            for choice in await both(here, **asked, **named):
+                ((name, arguments),) = calls_of(choice)
+                assert name == "pick"
+                assert arguments["kind"] in ("cat", "dog")
+                assert isinstance(arguments["old"], bool)
+                assert choice["message"]["content"] is None
+                assert choice["finish_reason"] == "tool_calls"
+            one = asked | {"tools": [SMALL]}
+            for choice in await both(here, **one, tool_choice="required", parallel_tool_calls=False):
+                assert [name for name, _ in calls_of(choice)] == ["pick"]
+
+    run(go())
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "odd"}}])
+def test_a_schema_that_cannot_be_enforced_is_refused_with_its_tool(choice: Any) -> None:
+    odd = {"type": "array", "uniqueItems": True}
+    tool = {"type": "function", "function": {"name": "odd", "parameters": {"properties": {"a": odd}}}}
+
+    async def go() -> None:
+        async with site(engine=says("ok")) as here:
+            error = check_error(await here.chat(tools=[WEATHER, tool], tool_choice=choice), 400)
+            assert error["param"] == "tools"
+            assert "'odd'" in error["message"]
+            assert "uniqueItems" in error["message"]
+            named = {"type": "function", "function": {"name": "weather"}}
+            assert (await here.chat(tools=[WEATHER, tool], tool_choice=named)).status_code == 200
 
     run(go())
 

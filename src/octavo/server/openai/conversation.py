@@ -20,7 +20,7 @@ from octavo.server.openai.convert import (
     template_messages,
 )
 from octavo.server.openai.schemas import ChatRequest
-from octavo.server.openai.tool_fields import Asked, asked_of, effort_kwargs
+from octavo.server.openai.tool_fields import Asked, asked_of, effort_kwargs, enforced
 from octavo.server.state import Loaded
 from octavo.server.tools.describe import described, written_out
 from octavo.server.tools.speech import Readers
@@ -77,8 +77,12 @@ async def start_read(call: Call, body: ChatRequest) -> Conversation:
     loaded, speech = call.loaded, call.loaded.speech
     grammar = await call.grammar()
     asked = asked_of(body, call.state.config.limits, has_form=grammar is not None)
-    sampling = chat_sampling(body, grammar)
     prompt = await prompt_of(loaded, body, asked)
+    end = loaded.tokenizer.decode(prompt[-_END_TOKENS:], skip_special_tokens=False)
+    is_thinking = speech.thinks_at(end)
+    if asked is not None and asked.must_call:
+        grammar = await enforced(asked, loaded, call.state.config.limits, is_thinking=is_thinking)
+    sampling = chat_sampling(body, grammar)
     readers: Readers | None = None
     if asked is not None or speech.block is not None or speech.has_channels:
         special = loaded.tokenizer.special_tokens.values()
@@ -87,11 +91,10 @@ async def start_read(call: Call, body: ChatRequest) -> Conversation:
         )
         if hides:  # the reader must see them; it leaves the others out of the answer's text
             sampling = replace(sampling, skip_special_tokens=False)
-        end = loaded.tokenizer.decode(prompt[-_END_TOKENS:], skip_special_tokens=False)
         readers = Readers(
             speech,
             None if asked is None else asked.schemas,
-            is_thinking=speech.thinks_at(end),
+            is_thinking=is_thinking,
             max_calls=None if asked is None else asked.max_calls,
             hidden=tuple(text for text in special if text) if hides else (),
         )

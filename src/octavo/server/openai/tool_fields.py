@@ -10,11 +10,15 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from octavo.errors import BadRequest
+from octavo.grammar_spec import GrammarSpec
 from octavo.server.limits import Limits
 from octavo.server.openai.schemas import ChatRequest, NamedToolChoice, Tool
+from octavo.server.openai.structured import check_size, schema_spec
+from octavo.server.state import Loaded
+from octavo.server.tools.grammars import of_calls
 from octavo.server.tools.speech import Speech
 
 _NAME = re.compile(r"[A-Za-z0-9_.:/-]+")
@@ -26,7 +30,7 @@ class Asked:
     """The tools that may be called, and whether one must be."""
 
     tools: Sequence[Tool]
-    mode: Literal["auto", "required"]
+    must_call: bool
     name: str | None  # the one that must be called
     max_calls: int | None
 
@@ -70,7 +74,25 @@ def asked_of(body: ChatRequest, limits: Limits, *, has_form: bool) -> Asked | No
         raise BadRequest(f"tool_choice names {name[:64]!r}, which is none of the tools", param="tool_choice")
     is_single = name is not None or body.parallel_tool_calls is False
     must = name is not None or choice == "required"
-    return Asked(tools, "required" if must else "auto", name, 1 if is_single else None)
+    return Asked(tools, must, name, 1 if is_single else None)
+
+
+async def enforced(asked: Asked, loaded: Loaded, limits: Limits, *, is_thinking: bool) -> GrammarSpec:
+    """The form of an answer that must call. Raises BadRequest that names the tool whose schema cannot be enforced."""
+    schemas = {name: schema for name, schema in asked.schemas.items() if asked.name in (None, name)}
+    for name, schema in schemas.items():
+        spec = schema_spec(dict(schema), "tools")
+        try:
+            check_size(spec, limits)
+            await loaded.grammars.check(spec)
+        except BadRequest as error:
+            raise BadRequest(f"the tool {name[:64]!r}: {error.message}", param="tools", code=error.code) from None
+    special_ids = {text: token_id for token_id, text in loaded.tokenizer.special_tokens.items()}
+    source = of_calls(loaded.speech, schemas, special_ids, is_thinking=is_thinking, max_calls=asked.max_calls)
+    spec = GrammarSpec("grammar", source, param="tools")
+    check_size(spec, limits)
+    await loaded.grammars.check(spec)
+    return spec
 
 
 def effort_kwargs(body: ChatRequest, speech: Speech) -> dict[str, Any]:
