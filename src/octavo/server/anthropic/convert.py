@@ -26,11 +26,13 @@ from octavo.server.anthropic.schemas import (
 from octavo.server.limits import MAX_MESSAGES, MAX_TOOL_CALLS
 from octavo.server.openai.schemas import (
     ChatRequest,
+    ChosenFunction,
     ContentPart,
     FunctionCall,
     FunctionSpec,
     JsonSchema,
     Message,
+    NamedToolChoice,
     ResponseFormat,
     Tool,
     ToolCall,
@@ -44,6 +46,7 @@ def chat_request(body: CountTokensRequest) -> ChatRequest:
     fields: dict[str, Any] = {
         "model": body.model,
         "messages": _messages(body),
+        "reasoning_effort": None if body.thinking is None else "none",
         "tools": [_tool(tool, number) for number, tool in enumerate(body.tools)] if body.tools else None,
     }
     if body.tool_choice is not None:
@@ -195,4 +198,5 @@ def _tool_choice(choice: AnthropicToolChoice) -> Any:
         return "required" if choice.type == "any" else choice.type
     if choice.name is None:
         raise BadRequest("tool_choice of type tool needs the tool's name", param="tool_choice")
-    return {"type": "function", "function": {"name": choice.name}}
+    function = ChosenFunction.model_construct(name=choice.name)
+    return NamedToolChoice.model_construct(type="function", function=function)

@@ -1,9 +1,9 @@
 """POST /v1/messages and /v1/messages/count_tokens, as clients of Anthropic speak them.
 
     event: message_start         id, model, usage of the prompt
-    event: content_block_start   once there is text
-    event: content_block_delta   text_delta ...
-    event: content_block_stop
+    event: content_block_start   of text, thinking or a call of a tool (blocks.py) ...
+    event: content_block_delta   ...
+    event: content_block_stop    ...
     event: message_delta         stop_reason, stop_sequence, usage
     event: message_stop
 
@@ -14,7 +14,7 @@ were computed and `cache_read_input_tokens` those found in the prefix cache: the
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
@@ -23,6 +23,7 @@ from fastapi import Request, Response
 
 from octavo.errors import OctavoError
 from octavo.outputs import SequenceDelta
+from octavo.server.anthropic.blocks import Blocks
 from octavo.server.anthropic.convert import chat_request
 from octavo.server.anthropic.schemas import CountTokensRequest, MessagesRequest
 from octavo.server.dialects import translated
@@ -30,10 +31,12 @@ from octavo.server.errors import envelope_for, json_response
 from octavo.server.generation import Answer, Generation, Usage, until_disconnect
 from octavo.server.openai import conversation
 from octavo.server.openai.call import Call, Routes
-from octavo.server.openai.convert import check_tools
 from octavo.server.openai.parse import read
 from octavo.server.openai.schemas import ChatRequest
+from octavo.server.openai.tool_fields import asked_of
 from octavo.server.streaming import EventStream, Started
+from octavo.server.tools.reasoning import Plain
+from octavo.server.tools.speech import Readers
 
 _encoder = msgspec.json.Encoder()
 
@@ -49,7 +52,8 @@ async def count_tokens(routes: Routes, http: Request) -> Response:
 async def _answer(routes: Routes, http: Request) -> Response:
     limits = routes.state.config.limits
     call = _MessageCall(routes, http, chat_request(await read(http, MessagesRequest, limits, routes.unknown_names)))
-    _, generation = await conversation.start(call, call.chat)
+    started = await conversation.start_read(call, call.chat)
+    generation, call.readers = started.generation, started.readers
     if not call.chat.stream:
         return json_response(call.whole((await generation.collect())[0], generation))
     steps = await Started.wait(generation)
@@ -58,26 +62,29 @@ async def _answer(routes: Routes, http: Request) -> Response:
 
 
 async def _count(routes: Routes, http: Request) -> Response:
-    body = await read(http, CountTokensRequest, routes.state.config.limits, routes.unknown_names)
+    limits = routes.state.config.limits
+    body = await read(http, CountTokensRequest, limits, routes.unknown_names)
     loaded = routes.state.loaded
     loaded.check_model(body.model)
     chat = chat_request(body)
-    check_tools(chat)
-    return json_response({"input_tokens": len(await conversation.prompt_of(loaded, chat))})
+    asked = asked_of(chat, limits, has_form=chat.response_format is not None)
+    return json_response({"input_tokens": len(await conversation.prompt_of(loaded, chat, asked))})
 
 
 class _MessageCall(Call):
     def __init__(self, routes: Routes, http: Request, chat: ChatRequest) -> None:
         super().__init__(routes, http, chat, prefix="msg", kind="message")
         self.chat = chat
-        self._block_is_open = False
+        self.readers: Readers | None = None
 
     def whole(self, answer: Answer, generation: Generation) -> dict[str, Any]:
-        content = [{"type": "text", "text": answer.text}] if answer.text else []
-        made = self._message(content, generation.usage) | _ending(answer.finish_reason, answer.stop_reason)
+        blocks = self._blocks()
+        made = self._message(blocks.content(answer.text), generation.usage)
+        made |= _ending(answer.finish_reason, answer.stop_reason, blocks)
         return made | self.explanation(generation)
 
     async def events(self, steps: Started, generation: Generation, path: str) -> AsyncGenerator[bytes, None]:
+        blocks = self._blocks()
         try:
             start = self._message([], generation.usage)
             start["usage"]["output_tokens"] = 0
@@ -85,28 +92,22 @@ class _MessageCall(Call):
             async with aclosing(steps):
                 async for _, deltas in steps:
                     for delta in deltas:
-                        for event in self._delta(delta, generation):
-                            yield event
+                        for name, fields in blocks.feed(delta.text, is_over=delta.finish_reason is not None):
+                            yield _event(name, **fields)
+                        if delta.finish_reason is not None:
+                            yield self._end(delta, blocks, generation)
             yield _event("message_stop")
         except Exception as error:
             status = error.status if isinstance(error, OctavoError) else 500
             envelope = translated(envelope_for(error, self.request_id), status, path)
             yield _named("error", envelope)
 
-    def _delta(self, delta: SequenceDelta, generation: Generation) -> Iterator[bytes]:
-        """One that would say nothing is left out; an answer without text has no block."""
-        if delta.text:
-            if not self._block_is_open:
-                self._block_is_open = True
-                yield _event("content_block_start", index=0, content_block={"type": "text", "text": ""})
-            yield _event("content_block_delta", index=0, delta={"type": "text_delta", "text": delta.text})
-        if delta.finish_reason is None:
-            return
-        if self._block_is_open:
-            yield _event("content_block_stop", index=0)
-        ending = _ending(delta.finish_reason, delta.stop_reason)
-        more = self.explanation(generation)
-        yield _event("message_delta", delta=ending, usage=_usage(generation.usage), **more)
+    def _end(self, delta: SequenceDelta, blocks: Blocks, generation: Generation) -> bytes:
+        ending = _ending(delta.finish_reason, delta.stop_reason, blocks)
+        return _event("message_delta", delta=ending, usage=_usage(generation.usage), **self.explanation(generation))
+
+    def _blocks(self) -> Blocks:
+        return Blocks(Plain() if self.readers is None else self.readers.reader())
 
     def _message(self, content: list[dict[str, Any]], usage: Usage) -> dict[str, Any]:
         return {
@@ -130,10 +131,12 @@ def _usage(usage: Usage) -> dict[str, int]:
     }
 
 
-def _ending(finish_reason: str | None, stop_reason: str | int | None) -> dict[str, str | None]:
+def _ending(finish_reason: str | None, stop_reason: str | int | None, blocks: Blocks) -> dict[str, str | None]:
     """A token that ends an answer is no sequence that was asked for."""
     if finish_reason == "length":
         return {"stop_reason": "max_tokens", "stop_sequence": None}
+    if blocks.num_calls:
+        return {"stop_reason": "tool_use", "stop_sequence": None}
     if isinstance(stop_reason, str):
         return {"stop_reason": "stop_sequence", "stop_sequence": stop_reason}
     return {"stop_reason": "end_turn", "stop_sequence": None}

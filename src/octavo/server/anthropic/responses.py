@@ -5,7 +5,7 @@ Refuses names it does not list, so that a test which validates real answers find
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from octavo.server.openai.responses import Explained, Shape
 
@@ -32,13 +32,26 @@ class TextBlock(Shape):
     text: str
 
 
+class ThinkingBlock(Shape):
+    type: Literal["thinking"]
+    thinking: str
+    signature: Literal[""]
+
+
+class ToolUseBlock(Shape):
+    type: Literal["tool_use"]
+    id: str
+    name: str
+    input: dict[str, Any]
+
+
 class AnthropicAnswer(Shape):
     id: str
     type: Literal["message"]
     role: Literal["assistant"]
     model: str
-    content: list[TextBlock]
-    stop_reason: Literal["end_turn", "max_tokens", "stop_sequence"] | None  # null only in message_start
+    content: list[TextBlock | ThinkingBlock | ToolUseBlock]
+    stop_reason: Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"] | None  # null only in message_start
     stop_sequence: str | None
     usage: AnthropicUsage
     octavo: Explained | None = None

@@ -31,6 +31,7 @@ from octavo.server.openai.schemas import (
     ToolCall,
 )
 from octavo.server.state import Loaded
+from octavo.server.tools.speech import Speech
 
 LATEST = ":latest"
 
@@ -56,6 +57,7 @@ def chat_request(body: OllamaChatRequest | OllamaGenerateRequest, loaded: Loaded
         response_format=_form(body),
         logprobs=body.logprobs,
         top_logprobs=body.top_logprobs,
+        reasoning_effort=_effort(body.think, loaded.speech),
         tools=(body.tools or None) if isinstance(body, OllamaChatRequest) else None,
         **_sampling(options, loaded.info),
     )
@@ -81,6 +83,19 @@ def _sampling(options: OllamaOptions, info: EngineInfo) -> dict[str, Any]:
         "presence_penalty": options.presence_penalty,
         "frequency_penalty": options.frequency_penalty,
     }
+
+
+def _effort(think: bool | str | None, speech: Speech) -> str | None:
+    """As chat's reasoning_effort. A model whose template cannot be told thinks always, or never."""
+    if think is None or isinstance(think, str):
+        return think
+    if not think:
+        return "none"
+    if speech.takes_effort or speech.switches:
+        return "medium"
+    if speech.block is None and not speech.has_channels:
+        raise BadRequest("think: this model's chat template knows no thinking; leave it out", param="think")
+    return None
 
 
 def _form(body: OllamaFields) -> ResponseFormat | None:

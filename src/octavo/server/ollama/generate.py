@@ -23,6 +23,7 @@ from octavo.server.dialects import translated
 from octavo.server.errors import envelope_for, json_response
 from octavo.server.generation import Generation, until_disconnect
 from octavo.server.ollama.convert import chat_request
+from octavo.server.ollama.pieces import Pieces
 from octavo.server.ollama.schemas import OllamaChatRequest, OllamaGenerateRequest
 from octavo.server.openai import conversation
 from octavo.server.openai.call import Call, Routes
@@ -30,6 +31,8 @@ from octavo.server.openai.logprobs import chat_content
 from octavo.server.openai.parse import read
 from octavo.server.openai.schemas import ChatRequest
 from octavo.server.streaming import EventStream, Started
+from octavo.server.tools.reasoning import Plain
+from octavo.server.tools.speech import Readers
 
 MEDIA_TYPE = "application/x-ndjson"
 
@@ -51,15 +54,16 @@ async def _answer(routes: Routes, http: Request, schema: type[Body]) -> Response
     chat = chat_request(body, routes.state.loaded, routes.unknown_names)
     call = _OllamaCall(routes, http, chat, "message" if isinstance(body, OllamaChatRequest) else "response")
     if not (body.messages if isinstance(body, OllamaChatRequest) else body.prompt):
-        return json_response(call.piece("") | {"done": True, "done_reason": "load"})
+        return json_response(call.piece() | {"done": True, "done_reason": "load"})
     raw = body.prompt if isinstance(body, OllamaGenerateRequest) and body.raw else None
     if raw is None:
-        _, generation = await conversation.start(call, call.chat)
+        started = await conversation.start_read(call, call.chat)
+        generation, call.readers = started.generation, started.readers
     else:
         generation = await conversation.start_raw(call, call.chat, raw)
     if not call.chat.stream:
         answer = (await generation.collect())[0]
-        whole = call.piece(answer.text, answer.logprobs)
+        whole = call.piece(**call.pieces().message(answer.text), logprobs=answer.logprobs)
         return json_response(whole | call.ending(answer.finish_reason, generation))
     steps = await Started.wait(generation)
     lines = call.lines(steps, generation, http.url.path)
@@ -71,15 +75,22 @@ class _OllamaCall(Call):
         super().__init__(routes, http, chat, prefix="ollama", kind=key)
         self.chat = chat
         self._key = key  # under which an answer's text stands
+        self.readers: Readers | None = None
 
-    def piece(self, text: str, logprobs: Sequence[TokenLogprobs] = ()) -> dict[str, Any]:
-        """Some of the answer, or all of it."""
+    def pieces(self) -> Pieces:
+        return Pieces(Plain() if self.readers is None else self.readers.reader())
+
+    def piece(self, content: str = "", logprobs: Sequence[TokenLogprobs] = (), **more: Any) -> dict[str, Any]:
+        """Some of the answer, or all of it; `more`: thinking, tool_calls."""
+        is_chat = self._key == "message"
         made: dict[str, Any] = {
             "model": self.model,
             "created_at": timestamp(datetime.now(UTC)),
-            self._key: {"role": "assistant", "content": text} if self._key == "message" else text,
+            self._key: {"role": "assistant", "content": content, **more} if is_chat else content,
             "done": False,
         }
+        if not is_chat:
+            made |= more
         if self.chat.logprobs and logprobs:
             made["logprobs"] = chat_content(logprobs, self.names)
         return made
@@ -98,14 +109,18 @@ class _OllamaCall(Call):
 
     async def lines(self, steps: Started, generation: Generation, path: str) -> AsyncGenerator[bytes, None]:
         """The last line carries no text; one that would say nothing is left out."""
+        pieces = self.pieces()
         try:
             async with aclosing(steps):
                 async for _, deltas in steps:
                     for delta in deltas:
-                        if delta.text or (self.chat.logprobs and delta.logprobs):
-                            yield _line(self.piece(delta.text, delta.logprobs))
+                        logprobs = delta.logprobs if self.chat.logprobs else ()
+                        found = pieces.feed(delta.text, is_over=delta.finish_reason is not None)
+                        for each in found or ([{}] if logprobs else []):
+                            yield _line(self.piece(**each, logprobs=logprobs))
+                            logprobs = ()
                         if delta.finish_reason is not None:
-                            yield _line(self.piece("") | self.ending(delta.finish_reason, generation))
+                            yield _line(self.piece() | self.ending(delta.finish_reason, generation))
         except Exception as error:
             yield _line(translated(envelope_for(error, self.request_id), 500, path))
 

@@ -19,7 +19,7 @@ from octavo.server.ollama.generate import timestamp
 from octavo.server.ollama.schemas import OllamaShowRequest
 from octavo.server.openai.call import Routes
 from octavo.server.openai.parse import read
-from octavo.server.state import ServerState
+from octavo.server.state import Loaded, ServerState
 
 
 def list_tags(state: ServerState) -> dict[str, Any]:
@@ -58,10 +58,20 @@ async def show(routes: Routes, http: Request) -> Response:
                 f"{info.architecture}.vocab_size": info.vocab_size,
                 "octavo.max_model_len": info.max_model_len,
             },
-            "capabilities": ["completion"],
+            "capabilities": _capabilities(state.loaded),
             "modified_at": _modified(state),
         }
     )
+
+
+def _capabilities(loaded: Loaded) -> list[str]:
+    """Tools are known to every model with a template: where it has no place for them, they are described to it."""
+    found = ["completion"]
+    if loaded.template is not None:
+        found.append("tools")
+    if loaded.speech.block is not None or loaded.speech.has_channels:
+        found.append("thinking")
+    return found
 
 
 def _modified(state: ServerState) -> str:

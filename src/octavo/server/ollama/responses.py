@@ -5,7 +5,7 @@ Refuses names it does not list, so that a test which validates real answers find
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from octavo.server.openai.responses import Explained, Shape, TokenLogprob
 
@@ -29,9 +29,20 @@ class OllamaPiece(Shape):
     octavo: Explained | None = None
 
 
+class OllamaCalledFunction(Shape):
+    name: str
+    arguments: dict[str, Any]
+
+
+class OllamaCall(Shape):
+    function: OllamaCalledFunction
+
+
 class OllamaAssistant(Shape):
     role: Literal["assistant"]
     content: str
+    thinking: str | None = None
+    tool_calls: list[OllamaCall] | None = None
 
 
 class OllamaChatAnswer(OllamaPiece):
@@ -40,6 +51,7 @@ class OllamaChatAnswer(OllamaPiece):
 
 class OllamaGenerateAnswer(OllamaPiece):
     response: str
+    thinking: str | None = None
 
 
 class OllamaDetails(Shape):
@@ -70,7 +82,7 @@ class OllamaShow(Shape):
     template: str
     details: OllamaDetails
     model_info: dict[str, int | str]
-    capabilities: list[Literal["completion"]]
+    capabilities: list[Literal["completion", "tools", "thinking"]]
     modified_at: str
 
 

@@ -79,7 +79,7 @@ class OllamaFields(Model):
     keep_alive: str | Number | None = Field(default=None, description="a string or a number")
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None  # needs logprobs: true
-    think: Any = neutral(False)
+    think: bool | Literal["low", "medium", "high"] | None = None  # absent: as the chat template has it
     truncate: Any = neutral(False)  # a prompt that does not fit is refused
     shift: Any = neutral(False)
 

@@ -168,16 +168,21 @@ def test_turns_of_tools_reach_the_template() -> None:
         {"role": "tool", "content": "noon", "tool_name": "clock"},
     ]
 
+    function = {"name": "clock", "arguments": '{"zone": "한"}'}
+    same = [
+        {"role": "user", "content": "when?"},
+        {"role": "assistant", "reasoning_content": "hm", "tool_calls": [{"type": "function", "function": function}]},
+        {"role": "tool", "content": "noon", "name": "clock"},
+    ]
+
     async def go() -> None:
         source = FAKE_CHAT_TEMPLATE + "{# it would write tool_calls #}"
-        async with site(template=Recording(source)) as here:
+        async with site(template=Recording(source), max_model_len=512) as here:
             assert (await ask(here, CHAT, messages=turns)).status_code == 200
+            assert (await here.chat(messages=same)).status_code == 200
 
     run(go())
-    assert [message["role"] for message in seen[0]] == ["user", "assistant", "tool"]
-    assert seen[0][1]["tool_calls"][0]["function"] == {"name": "clock", "arguments": {"zone": "한"}}
-    assert seen[0][1]["reasoning_content"] == "hm"
-    assert seen[0][2] == {"role": "tool", "content": "noon", "name": "clock"}
+    assert seen[0] == seen[1]
 
 
 @pytest.mark.parametrize("path", list(ASKED))
@@ -208,7 +213,8 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         (path, fields, named)
         for path in ASKED
         for fields, named in [
-            ({"think": True}, "think is not supported"),
+            ({"think": True}, "think: this model's chat template knows no thinking"),
+            ({"think": "much"}, "think"),
             ({"format": 3}, 'format must be "json" or a JSON schema'),
             ({"top_logprobs": 3}, "top_logprobs needs logprobs"),
             ({"logprobs": True, "top_logprobs": 21}, "top_logprobs is 21"),
