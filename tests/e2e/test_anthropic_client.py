@@ -97,6 +97,30 @@ def test_a_schema_is_enforced(client: Anthropic) -> None:
         assert any(f'{{"colour":"{name}"}}'.startswith(begun) for name in ("red", "blue"))
 
 
+def test_tools_their_calls_and_their_results_are_taken(client: Anthropic) -> None:
+    weather: Any = {
+        "name": "weather",
+        "description": "The weather of a place",
+        "input_schema": {"type": "object", "properties": {"place": {"type": "string"}}, "required": ["place"]},
+    }
+    call = {"type": "tool_use", "id": "toolu_1", "name": "weather", "input": {"place": "서울"}}
+    result = {"type": "tool_result", "tool_use_id": "toolu_1", "content": [{"type": "text", "text": "sunny"}]}
+    turns: Any = [*MESSAGES, {"role": "assistant", "content": [call]}, {"role": "user", "content": [result]}]
+    asked: Any = {"model": "m", "messages": turns, "tools": [weather], "max_tokens": 24} | GREEDY
+    whole = client.messages.create(**asked)
+    with client.messages.stream(**asked) as stream:
+        final = stream.get_final_message()
+    assert [block.type for block in final.content] == [block.type for block in whole.content]
+    assert final.stop_reason == whole.stop_reason
+    counts = [
+        client.messages.count_tokens(model="m", messages=turns, tools=[weather], tool_choice=choice).input_tokens
+        for choice in ({"type": "auto"}, {"type": "none"})
+    ]
+    usage = whole.usage
+    assert counts[0] == usage.input_tokens + (usage.cache_read_input_tokens or 0)
+    assert counts[0] > counts[1]
+
+
 @pytest.mark.parametrize(
     ("fields", "error"),
     [

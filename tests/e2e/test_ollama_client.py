@@ -44,7 +44,7 @@ def test_models_are_listed_and_shown(client: ollama.Client) -> None:
     assert shown.details == listed[0].details
     assert shown.template
     assert shown.modelinfo
-    assert shown.capabilities == ["completion"]
+    assert shown.capabilities == ["completion", "tools"]
     with pytest.raises(ollama.ResponseError) as raised:
         client.show("other")
     assert raised.value.status_code == 404
@@ -117,6 +117,31 @@ def test_logprobs_are_those_of_the_answer(client: ollama.Client) -> None:
         assert entry.logprob == max(each.logprob for each in entry.top_logprobs)
 
 
+def test_tools_their_calls_and_their_results_are_taken(client: ollama.Client) -> None:
+    def weather(place: str) -> str:
+        """The weather of a place.
+
+        Args:
+            place: its name
+        """
+        return f"sunny in {place}"
+
+    call = ollama.Message.ToolCall(
+        function=ollama.Message.ToolCall.Function(name="weather", arguments={"place": "서울"})
+    )
+    turns: Any = [
+        *MESSAGES,
+        ollama.Message(role="assistant", tool_calls=[call]),
+        ollama.Message(role="tool", content=weather("서울"), tool_name="weather"),
+    ]
+    whole = client.chat("m", turns, tools=[weather], options=GREEDY)
+    parts = list(client.chat("m", turns, tools=[weather], options=GREEDY, stream=True))
+    assert "".join(part.message.content or "" for part in parts) == whole.message.content
+    assert [each for part in parts for each in part.message.tool_calls or ()] == list(whole.message.tool_calls or ())
+    plain = client.chat("m", turns, options=GREEDY)
+    assert (whole.prompt_eval_count or 0) > (plain.prompt_eval_count or 0)
+
+
 def test_an_empty_question_asks_whether_the_model_is_there(client: ollama.Client) -> None:
     assert client.generate("m").done_reason == "load"
     assert client.chat("m").done_reason == "load"
@@ -127,7 +152,7 @@ def test_an_empty_question_asks_whether_the_model_is_there(client: ollama.Client
     [
         ({"options": {"temperature": 9}}, 400, "options.temperature is 9"),
         ({"options": {"num_ctx": 4096}}, 400, "--max-model-len"),
-        ({"think": True}, 400, "think is not supported"),
+        ({"think": True}, 400, "knows no thinking"),
         ({"model": "other"}, 404, "not served here"),
     ],
 )
