@@ -167,8 +167,8 @@ def test_each_fault_raises_its_class(client: OpenAI, server: ServerProcess) -> N
         {"messages": []},
         {"top_logprobs": 21, "logprobs": True},
         {"logit_bias": {"999999999": 1}},
-        {"tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}]},
-        {"response_format": {"type": "json_object"}},
+        {"tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}] * 2},
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "none", "schema": {"not": {}}}}},
     ):
         with pytest.raises(openai.BadRequestError) as refused:
             create(**({"model": "m", "messages": MESSAGES} | bad))
