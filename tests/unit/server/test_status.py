@@ -138,6 +138,11 @@ def test_the_openapi_document_names_every_route_body_and_bound() -> None:
                 ("/v1/completions", "CompletionRequest"),
                 ("/tokenize", "TokenizeRequest"),
                 ("/detokenize", "DetokenizeRequest"),
+                ("/v1/messages", "MessagesRequest"),
+                ("/v1/messages/count_tokens", "CountTokensRequest"),
+                ("/api/chat", "OllamaChatRequest"),
+                ("/api/generate", "OllamaGenerateRequest"),
+                ("/api/show", "OllamaShowRequest"),
             ):
                 body = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
                 assert body == {"$ref": f"#/components/schemas/{name}"}
@@ -145,6 +150,13 @@ def test_the_openapi_document_names_every_route_body_and_bound() -> None:
             assert '"maximum": 128' in str(schemas["ChatRequest"]["properties"]["n"]).replace("'", '"')
             assert schemas["ChatRequest"]["properties"]["return_prompt_text"]["enum"] == [None, False]
             assert schemas["ChatRequest"]["required"] == ["messages"]
+            for path, name in (
+                ("/v1/completions", "ErrorEnvelope"),
+                ("/v1/messages", "AnthropicError"),
+                ("/api/chat", "OllamaError"),
+            ):
+                refusal = document["paths"][path]["post"]["responses"]["4XX"]["content"]["application/json"]["schema"]
+                assert refusal == {"$ref": f"#/components/schemas/{name}"}
             references = set(re.findall(r"#/components/schemas/(\w+)", str(document)))
             assert references <= set(schemas)
             assert {"/health", "/ping", "/version", "/metrics", "/v1/models"} <= set(document["paths"])
