@@ -80,6 +80,20 @@ def asked_of(body: ChatRequest, limits: Limits, *, has_form: bool) -> Asked | No
 async def enforced(asked: Asked, loaded: Loaded, limits: Limits, *, is_thinking: bool) -> GrammarSpec:
     """The form of an answer that must call. Raises BadRequest that names the tool whose schema cannot be enforced."""
     schemas = {name: schema for name, schema in asked.schemas.items() if asked.name in (None, name)}
+    special_ids = {text: token_id for token_id, text in loaded.tokenizer.special_tokens.items()}
+    source = of_calls(loaded.speech, schemas, special_ids, is_thinking=is_thinking, max_calls=asked.max_calls)
+    spec = GrammarSpec("grammar", source, param="tools")
+    check_size(spec, limits)
+    try:
+        await loaded.grammars.check(spec)
+    except BadRequest:
+        await _check_each(schemas, loaded, limits)
+        raise  # each could be, all together cannot
+    return spec
+
+
+async def _check_each(schemas: Mapping[str, Mapping[str, Any]], loaded: Loaded, limits: Limits) -> None:
+    """Raises BadRequest with the name of the first tool at fault."""
     for name, schema in schemas.items():
         spec = schema_spec(dict(schema), "tools")
         try:
@@ -87,12 +101,6 @@ async def enforced(asked: Asked, loaded: Loaded, limits: Limits, *, is_thinking:
             await loaded.grammars.check(spec)
         except BadRequest as error:
             raise BadRequest(f"the tool {name[:64]!r}: {error.message}", param="tools", code=error.code) from None
-    special_ids = {text: token_id for token_id, text in loaded.tokenizer.special_tokens.items()}
-    source = of_calls(loaded.speech, schemas, special_ids, is_thinking=is_thinking, max_calls=asked.max_calls)
-    spec = GrammarSpec("grammar", source, param="tools")
-    check_size(spec, limits)
-    await loaded.grammars.check(spec)
-    return spec
 
 
 def effort_kwargs(body: ChatRequest, speech: Speech) -> dict[str, Any]:
