@@ -196,6 +196,20 @@ def test_a_template_that_knows_no_tools_gets_them_described_and_calls_written_ou
     run(go())
 
 
+def test_a_template_that_takes_no_system_message_has_the_tools_said_by_the_user() -> None:
+    async def go() -> None:
+        refusal = "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
+        template = Recording(refusal + FAKE_CHAT_TEMPLATE)
+        async with site(engine=says("ok"), template=template) as here:
+            await both(here, tools=[WEATHER])
+        (message,), _ = template.seen[0]
+        assert message["role"] == "user"
+        assert json.dumps(WEATHER) in message["content"]
+        assert message["content"].endswith("\n\nhello")
+
+    run(go())
+
+
 def test_the_operator_may_name_the_dialect() -> None:
     async def go() -> None:
         text = "[weather(town='Köln'), time()]"
@@ -234,6 +248,16 @@ def test_reasoning_is_split_also_where_the_prompt_begins_it() -> None:
         async with site(engine=says(f"<think>{text}"), template=DirectTemplate(HERMES + "</think>")) as here:
             (choice,) = await both(here)
             assert choice["message"]["reasoning"] == "Rain?"
+
+    run(go())
+
+
+def test_an_answer_with_a_form_is_content_also_where_the_prompt_begins_the_reasoning() -> None:
+    async def go() -> None:
+        async with site(template=DirectTemplate(THINKING), max_model_len=512) as here:
+            (choice,) = await both(here, structured_outputs={"regex": "[0-9]{3}x"}, max_tokens=20)
+            assert choice["message"].keys() == {"role", "content", "refusal"}
+            assert choice["message"]["content"].endswith("x")
 
     run(go())
 

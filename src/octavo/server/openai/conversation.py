@@ -47,7 +47,7 @@ async def prompt_of(loaded: Loaded, body: ChatRequest, asked: Asked | None = Non
     if asked is not None and speech.describes_tools:
         kwargs["tools"] = asked.for_template()
     elif asked is not None:
-        messages = described(messages, asked.for_template())
+        messages = described(messages, asked.for_template(), as_user=not speech.takes_system)
     return await loaded.encoder.encode_messages(
         messages,
         add_generation_prompt=body.add_generation_prompt is not False,
@@ -84,7 +84,8 @@ async def start_read(call: Call, body: ChatRequest) -> Conversation:
         grammar = await enforced(asked, loaded, call.state.config.limits, is_thinking=is_thinking)
     sampling = chat_sampling(body, grammar)
     readers: Readers | None = None
-    if asked is not None or speech.block is not None or speech.has_channels:
+    has_form = grammar is not None and asked is None  # from the first token on: nothing is thought before it
+    if not has_form and (asked is not None or speech.block is not None or speech.has_channels):
         special = loaded.tokenizer.special_tokens.values()
         hides = sampling.skip_special_tokens and not set(special).isdisjoint(
             speech.markers(with_tools=asked is not None)

@@ -1,4 +1,4 @@
-"""Tools for a chat template that knows none: described in a system message, calls and results written as text.
+"""Tools for a chat template that knows none: described in a message, calls and results written as text.
 
 The words are those of the `hermes` dialect, which many models have met in training, so that its parser reads the
 answer. Refuses nothing.
@@ -18,10 +18,16 @@ _TAIL = (
 )
 
 
-def described(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The messages with the tools in the first system message, or in one before them."""
+def described(
+    messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], *, as_user: bool = False
+) -> list[dict[str, Any]]:
+    """The messages with the tools in the first system message, or in one before them; with `as_user`, for templates
+    that take no system message, before what the user says first."""
     text = _HEAD + "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools) + _TAIL
     found = [dict(message) for message in messages]
+    if as_user and found and found[0]["role"] == "user":
+        found[0]["content"] = f"{text}\n\n{found[0]['content']}"
+        return found
     if found and found[0]["role"] == "system":
         lead = found[0]["content"]
         found[0]["content"] = f"{lead}\n\n{text}" if lead else text
