@@ -13,10 +13,11 @@ from fastapi import Request, Response
 from octavo.errors import BadRequest
 from octavo.server.errors import json_response
 from octavo.server.generation import until_disconnect
+from octavo.server.openai import conversation
 from octavo.server.openai.call import Routes
-from octavo.server.openai.convert import template_kwargs, template_messages
 from octavo.server.openai.parse import read
-from octavo.server.openai.schemas import DetokenizeRequest, TokenizeRequest
+from octavo.server.openai.schemas import ChatRequest, DetokenizeRequest, TokenizeRequest
+from octavo.server.openai.tool_fields import asked_of
 
 
 async def tokenize(routes: Routes, http: Request) -> Response:
@@ -34,15 +35,18 @@ async def _tokenize(routes: Routes, http: Request) -> Response:
     if (body.prompt is None) == (body.messages is None):
         raise BadRequest("send either prompt or messages", param="prompt")
     if body.messages is not None:
-        ids = await loaded.encoder.encode_messages(
-            template_messages(body.messages),
-            add_generation_prompt=body.add_generation_prompt is not False,
-            add_special_tokens=bool(body.add_special_tokens),
-            kwargs=template_kwargs(body.chat_template_kwargs),
+        chat = ChatRequest.model_construct(
+            messages=body.messages,
+            tools=body.tools,
+            add_generation_prompt=body.add_generation_prompt,
+            add_special_tokens=body.add_special_tokens,
+            chat_template_kwargs=body.chat_template_kwargs,
         )
+        asked = asked_of(chat, routes.state.config.limits, has_form=False)
+        ids = await conversation.prompt_of(loaded, chat, asked)
     else:
-        if body.chat_template_kwargs is not None or body.add_generation_prompt is not None:
-            raise BadRequest("chat_template_kwargs and add_generation_prompt go with messages", param="prompt")
+        if body.chat_template_kwargs is not None or body.add_generation_prompt is not None or body.tools:
+            raise BadRequest("chat_template_kwargs, add_generation_prompt and tools go with messages", param="prompt")
         ids = await loaded.encoder.encode_text(
             body.prompt or "", add_special_tokens=body.add_special_tokens is not False, param="prompt"
         )

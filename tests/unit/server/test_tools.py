@@ -210,6 +210,21 @@ def test_a_template_that_takes_no_system_message_has_the_tools_said_by_the_user(
     run(go())
 
 
+def test_tokens_are_those_of_the_chat_with_its_tools() -> None:
+    turns = [{"role": "user", "content": "hi"}, {"role": "assistant", "tool_calls": [{"function": {"name": "time"}}]}]
+
+    async def go() -> None:
+        engine = says("ok")
+        async with site(engine=engine) as here:
+            await both(here, tools=[WEATHER], messages=turns)
+            asked = {"messages": turns, "tools": [WEATHER]}
+            tokens = (await here.post("/tokenize", asked)).json()["tokens"]
+            assert tuple(tokens) == engine.requests[0].prompt_token_ids
+            check_error(await here.post("/tokenize", {"prompt": "x", "tools": [WEATHER]}), 400)
+
+    run(go())
+
+
 def test_the_operator_may_name_the_dialect() -> None:
     async def go() -> None:
         text = "[weather(town='Köln'), time()]"

@@ -323,7 +323,7 @@ class TokenizeRequest(Model):
     chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=MAX_TEMPLATE_KWARGS)] | None = None
     chat_template: Any = neutral()
     continue_final_message: Any = neutral(False)
-    tools: Any = neutral([])
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
 
 
 class DetokenizeRequest(Model):
