@@ -14,7 +14,6 @@ from octavo.server.openai.call import Call
 from octavo.server.openai.convert import (
     chat_sampling,
     check_prompt_ids,
-    check_tools,
     check_work,
     template_kwargs,
     template_messages,
@@ -56,17 +55,8 @@ async def prompt_of(loaded: Loaded, body: ChatRequest, asked: Asked | None = Non
     )
 
 
-async def start(call: Call, body: ChatRequest) -> tuple[list[int], Generation]:
-    """For a route that reads no calls and no reasoning in the answer: the prompt, and the generation that will answer
-    it. Raises BadRequest."""
-    check_tools(body)
-    sampling = chat_sampling(body, await call.grammar())
-    prompt = await prompt_of(call.loaded, body)
-    return prompt, _begin(call, prompt, sampling, "messages")
-
-
 async def start_raw(call: Call, body: ChatRequest, text: str) -> Generation:
-    """The same for a prompt that no template writes: the messages are not looked at. Raises BadRequest."""
+    """For a prompt that no template writes: the messages are not looked at. Raises BadRequest."""
     sampling = chat_sampling(body, await call.grammar())
     prompt = await call.loaded.encoder.encode_text(text, add_special_tokens=True, param="prompt")
     return _begin(call, prompt, sampling, "prompt")

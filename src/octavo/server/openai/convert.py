@@ -224,15 +224,6 @@ def check_samples(num_prompts: int, num_samples: int, limits: Limits, *, param: 
         )
 
 
-def check_tools(request: ChatRequest) -> None:
-    """Tools are taken only where the model must not call them. Raises BadRequest."""
-    choice = request.tool_choice
-    if choice is not None and choice != "none" and not (choice == "auto" and not request.tools):
-        raise BadRequest('tool_choice may be "none" on this server; leave tools out', param="tool_choice")
-    if request.tools and choice != "none":
-        raise BadRequest('tools are not supported by this server yet, except with tool_choice "none"', param="tools")
-
-
 def template_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
     """As templates want them: text content, system for developer, arguments as objects. Raises BadRequest."""
     return [_template_message(message, number) for number, message in enumerate(messages)]
