@@ -42,7 +42,6 @@ class ConstraintTable:
         self._rows: dict[SeqId, tuple[Constraint, ...]] = {}
         self._broken: dict[SeqId, str] = {}
         self._bitmaps: Bitmaps = np.zeros((0, num_words(vocab_size)), np.uint32)
-        self.num_masked_rows = 0  # since the start
 
     def __len__(self) -> int:
         """Rows with constraints."""
@@ -69,7 +68,6 @@ class ConstraintTable:
         bitmaps.fill(0xFFFFFFFF)
         for place, seq_id in enumerate(drawing):
             self._narrow(seq_id, bitmaps[place])
-        self.num_masked_rows += len(drawing)
         failed = {seq_id: self._broken[seq_id] for seq_id in drawing if seq_id in self._broken}
         return StepMasks(bitmaps, {seq_id: place for place, seq_id in enumerate(drawing)}, failed)
 

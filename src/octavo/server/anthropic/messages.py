@@ -35,8 +35,7 @@ from octavo.server.openai.parse import read
 from octavo.server.openai.schemas import ChatRequest
 from octavo.server.openai.tool_fields import asked_of
 from octavo.server.streaming import EventStream, Started
-from octavo.server.tools.reasoning import Plain
-from octavo.server.tools.speech import Readers
+from octavo.server.tools.speech import Readers, reader_of
 
 _encoder = msgspec.json.Encoder()
 
@@ -107,7 +106,7 @@ class _MessageCall(Call):
         return _event("message_delta", delta=ending, usage=_usage(generation.usage), **self.explanation(generation))
 
     def _blocks(self) -> Blocks:
-        return Blocks(Plain() if self.readers is None else self.readers.reader())
+        return Blocks(reader_of(self.readers))
 
     def _message(self, content: list[dict[str, Any]], usage: Usage) -> dict[str, Any]:
         return {

@@ -31,8 +31,7 @@ from octavo.server.openai.logprobs import chat_content
 from octavo.server.openai.parse import read
 from octavo.server.openai.schemas import ChatRequest
 from octavo.server.streaming import EventStream, Started
-from octavo.server.tools.reasoning import Plain
-from octavo.server.tools.speech import Readers
+from octavo.server.tools.speech import Readers, reader_of
 
 MEDIA_TYPE = "application/x-ndjson"
 
@@ -78,7 +77,7 @@ class _OllamaCall(Call):
         self.readers: Readers | None = None
 
     def pieces(self) -> Pieces:
-        return Pieces(Plain() if self.readers is None else self.readers.reader())
+        return Pieces(reader_of(self.readers))
 
     def piece(self, content: str = "", logprobs: Sequence[TokenLogprobs] = (), **more: Any) -> dict[str, Any]:
         """Some of the answer, or all of it; `more`: thinking, tool_calls."""

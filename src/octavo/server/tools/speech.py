@@ -106,6 +106,11 @@ class Readers:
         return Hiding(parser, self.hidden) if self.hidden else parser
 
 
+def reader_of(readers: Readers | None) -> Parser:
+    """Of one sample; where there are none, its text is text."""
+    return Plain() if readers is None else readers.reader()
+
+
 class Hiding:
     """Leaves spellings out of texts: special tokens that a parser had to see and a client did not ask for."""
 
