@@ -76,6 +76,7 @@ bench: $(VENV)/.installed-test $(VENV)-users/.installed
 	$(BIN)/python benchmarks/floor.py --installed-size $(VENV)-users $(ARGS)
 	$(BIN)/python benchmarks/start.py
 	$(BIN)/python benchmarks/sampling.py
+	$(BIN)/python benchmarks/serving.py $(ARGS)
 	$(BIN)/python benchmarks/memory.py $(ARGS)
 
 # What a user's environment holds, to be weighed: the package and what it depends on, no tests, no tools.

@@ -64,6 +64,10 @@ class HttpProcess:
     def pid(self) -> int:
         return self._process.pid
 
+    @property
+    def address(self) -> str:
+        return f"http://127.0.0.1:{self._port}"
+
     def first_answer_seconds(self) -> float:
         """From the question to its first token, and not more."""
         start = time.perf_counter()
@@ -118,8 +122,13 @@ class ServerProcess(HttpProcess):
     def anonymous_bytes(self) -> tuple[int, int]:
         """(of the engine process, of the server and all its children)."""
         children = {pid: anonymous_bytes(pid) for pid in _descendants(self.pid)}
-        engine = sum(size for pid, size in children.items() if b"octavo.engine.process" in _command_line(pid))
+        engine = sum(size for pid, size in children.items() if _is_engine(pid))
         return engine, anonymous_bytes(self.pid) + sum(children.values())
+
+    def cpu_seconds(self) -> float:
+        """Of the server and its children so far, the engine process left out; user's and kernel's time."""
+        others = [pid for pid in _descendants(self.pid) if not _is_engine(pid)]
+        return sum(map(_cpu_seconds, [self.pid, *others]))
 
 
 def _descendants(pid: int) -> list[int]:
@@ -129,5 +138,10 @@ def _descendants(pid: int) -> list[int]:
     return children + [grandchild for child in children for grandchild in _descendants(child)]
 
 
-def _command_line(pid: int) -> bytes:
-    return Path(f"/proc/{pid}/cmdline").read_bytes()
+def _is_engine(pid: int) -> bool:
+    return b"octavo.engine.process" in Path(f"/proc/{pid}/cmdline").read_bytes()
+
+
+def _cpu_seconds(pid: int) -> float:
+    """As exact as the scheduler counts: clock ticks of /proc/PID/stat are too coarse."""
+    return sum(int((task / "schedstat").read_text().split()[0]) / 1e9 for task in Path(f"/proc/{pid}/task").iterdir())

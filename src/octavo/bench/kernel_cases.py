@@ -119,8 +119,7 @@ def raw_weight(form: str, outputs: int, inputs: int, seed: int) -> Raw:
 
 
 def _attention_cases(isa: str, shapes: Shapes) -> Iterator[Case]:
-    item = 4 if shapes.kv_dtype == "float32" else 2
-    unit = "f32" if shapes.kv_dtype == "float32" else "bf16"
+    item, unit = _kv_item(shapes)
     width = shapes.num_heads * shapes.head_dim
     for length, queries in [(n, 1) for n in shapes.contexts] + [(n, n) for n in shapes.prompts]:
         num_bytes = 2.0 * length * shapes.num_kv_heads * shapes.head_dim * item
@@ -128,6 +127,13 @@ def _attention_cases(isa: str, shapes: Shapes) -> Iterator[Case]:
         name = f"decode, context {length:,}" if queries == 1 else f"prefill, {length:,} tokens"
         attend = _Attend(isa, shapes, length, queries, _pieces(num_bytes))
         yield Case("attention", name, num_bytes, 4.0 * seen * width, unit, attend.make)
+
+
+def _kv_item(shapes: Shapes) -> tuple[float, str]:
+    """(bytes of one element in the cache, its share of a scale included; unit that multiplies)."""
+    if shapes.kv_dtype == "int8":
+        return 1 + 2 / shapes.head_dim, "int8"
+    return (4, "f32") if shapes.kv_dtype == "float32" else (2, "bf16")
 
 
 @dataclass(frozen=True, slots=True)

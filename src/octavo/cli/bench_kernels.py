@@ -54,7 +54,7 @@ class _Shape(click.ParamType[tuple[int, int]]):
 @click.option(
     "--kv-cache-dtype",
     "kv_dtype",
-    type=click.Choice(("bfloat16", "float32")),
+    type=click.Choice(("bfloat16", "int8", "float32")),
     default="bfloat16",
     show_default=True,
     help="How keys and values are stored.",

@@ -123,6 +123,20 @@ def test_kernels_are_rated_beside_the_limits(tmp_path: Path) -> None:
     ElementTree.parse(picture)
 
 
+def test_attention_is_rated_over_each_kind_of_keys() -> None:
+    pytest.importorskip("octavo._native")
+    moved = []
+    for dtype in ("float32", "bfloat16", "int8"):
+        found = document(
+            run(
+                "bench", "kernels", "--only", "attention", "--kv-cache-dtype", dtype, "--context", "64", "--prompt", "16",
+                "--heads", "2", "--kv-heads", "1", "--head-dim", "64", "--threads", "1", "--repeats", "1", "--isa", "plain",
+            )
+        )  # fmt: skip
+        moved.append(found["kernels"][0]["bytes"])
+    assert moved == [2 * 64 * 64 * 4, 2 * 64 * 64 * 2, 2 * 64 * (64 + 2)]
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
