@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -244,6 +245,22 @@ def test_a_fault_in_request_k_of_8_ends_that_one_alone(k: int, place: str, caplo
     assert answers.keys() == expected.keys()
     assert engine.stats().request_success["error"] == 1
     assert words(run(engine, [ask("after", "canary")])) == alone([ask("after", "canary")])
+
+
+def test_a_share_of_the_cache_bounds_what_runs_at_once_for_one_client_alone() -> None:
+    engine = make_engine(num_blocks=64, max_model_len=64)
+    for number in range(6):
+        asked = ask(f"q{number}", f"{number} is a prompt", max_tokens=20, ignore_eos=True)
+        engine.add_request(replace(asked, client_id="q", kv_share=0.25, client_weight=2.0))
+    engine.add_request(ask("free", "one more prompt", max_tokens=20))
+    most = 0
+    while engine.has_unfinished:
+        engine.step()
+        most = max(most, engine.stats().num_requests_running)
+    assert most == 4, "three of q, and the other one"
+    assert engine.stats().request_success["length"] >= 6
+    with pytest.raises(BadRequest, match="kv_share"):
+        engine.add_request(replace(ask("r", "p"), kv_share=0.0))
 
 
 def test_an_executor_that_raises_is_fatal() -> None:

@@ -8,6 +8,7 @@ never drawn without its bitmap.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -22,6 +23,8 @@ from octavo.core.scheduler_output import AddedRow, SchedulerOutput
 from octavo.errors import RequestError
 
 Bitmaps = npt.NDArray[np.uint32]
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,16 +81,16 @@ class ConstraintTable:
             for token_id in token_ids:
                 for constraint in constraints:
                     constraint.accept(token_id)
-        except ConstraintError as error:
-            self._broken[seq_id] = str(error)
+        except BaseException as error:
+            self._broken[seq_id] = _said(error)
         return any(constraint.is_over for constraint in constraints)
 
     def _add(self, added: AddedRow) -> None:
         try:
             self._rows[added.seq_id] = tuple(self._made(added))
-        except RequestError as error:  # a grammar evicted meanwhile and compiled again: it was accepted before
+        except BaseException as error:  # a grammar evicted meanwhile and compiled again: it was accepted before
             self._rows[added.seq_id] = ()
-            self._broken[added.seq_id] = error.message
+            self._broken[added.seq_id] = _said(error)
             return
         self.accept(added.seq_id, added.token_ids[added.num_prompt_tokens :])
 
@@ -107,6 +110,18 @@ class ConstraintTable:
         try:
             for constraint in self._rows[seq_id]:
                 constraint.narrow(bitmap)
-        except ConstraintError as error:
-            self._broken[seq_id] = str(error)
+        except BaseException as error:
+            self._broken[seq_id] = _said(error)
             bitmap.fill(0xFFFFFFFF)
+
+
+def _said(error: BaseException) -> str:
+    """Whatever it is, it ends its row alone: a panic of the grammar library, which is no `Exception`, too."""
+    if isinstance(error, ConstraintError):
+        return str(error)
+    if isinstance(error, RequestError):
+        return error.message
+    if isinstance(error, KeyboardInterrupt | SystemExit):
+        raise error
+    _log.error("a constraint broke", exc_info=error)
+    return "what the answer must look like met a fault inside the server"

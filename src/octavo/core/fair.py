@@ -57,7 +57,8 @@ class FairShare:
     is_static = False
 
     def __init__(self, weights: Mapping[str, float] | None = None, head_start: float = HEAD_START) -> None:
-        """`weights` above 0, by client; a client not named has 1."""
+        """`weights` above 0, by client; a client not named has 1, but
+        for what its requests say (`client_weight`)."""
         self._weights = dict(weights or {})
         self._head_start = head_start
         self._clients: dict[str, _Client] = {}  # idle ones in the order they became so
@@ -77,6 +78,8 @@ class FairShare:
         if client is None:
             client = self._clients[request.client_id] = _Client(self._weights.get(request.client_id, 1.0))
             self._num_idle += 1
+        if request.client_weight is not None:
+            client.weight = request.client_weight
         if not request.rank:  # new
             if client.num_active == 0:
                 self._num_idle -= 1

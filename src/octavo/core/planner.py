@@ -19,6 +19,7 @@ from octavo.core.displacement import Displacement
 from octavo.core.kv_cache_manager import KVCacheManager
 from octavo.core.prefix_hit import Hit
 from octavo.core.prefix_lookup import PrefixLookup
+from octavo.core.quotas import Quotas
 from octavo.core.request import Request, Sequence, Status
 from octavo.core.roster import Roster
 from octavo.core.scheduler_config import SchedulerConfig
@@ -51,6 +52,7 @@ class Planner:
         displacement: Displacement,
         budget: StepBudget,
         lookup: PrefixLookup,
+        quotas: Quotas,
     ) -> None:
         self._config = config
         self._kv = kv
@@ -58,11 +60,13 @@ class Planner:
         self._displacement = displacement
         self._budget = budget
         self._lookup = lookup
+        self._quotas = quotas
         self._watermark_blocks = int(config.watermark * config.num_blocks)
 
     def plan(self, step: int, now: float, *, overlaps: bool) -> tuple[SchedulerOutput, list[Sequence]] | None:
         """The plan and its sequences in order, whose in-flight counts have advanced. None where nothing can run."""
         self._lookup.collect(now)
+        self._quotas.hold_down()
         draft = _Draft(self._config.max_num_batched_tokens, now, overlaps)
         newcomer = None if self._roster.ordering.is_static else self._newcomer(now)
         division = self._budget.divide(self._roster.lanes(), newcomer, others_wait=bool(self._roster.waiting))
@@ -158,13 +162,15 @@ class Planner:
         roster, lookup = self._roster, self._lookup
         for sequence in self._candidates():
             request = sequence.request
-            if request.status is not Status.WAITING or lookup.must_wait(sequence):
+            if request.status is not Status.WAITING or self._quotas.is_full(request) or lookup.must_wait(sequence):
                 continue
             lacking_rows = roster.num_reserved + roster.rows_for(request) - self._config.max_rows
             if lacking_rows > 0 and not self._displacement.displaceable(request):
                 return None
             hit = lookup.look_up(sequence, now)
-            if hit is None or not lookup.has_payloads(sequence, hit, now):
+            if hit is None or self._quotas.must_wait(request, hit, self._tokens_to_fit(sequence)):
+                continue
+            if not lookup.has_payloads(sequence, hit, now):
                 continue
             lacking = self._kv.num_lacking(hit, self._tokens_to_fit(sequence), self._to_leave_free(request))
             if lacking_rows <= 0 and lacking <= 0:
@@ -186,12 +192,15 @@ class Planner:
             is_needed = sequence.is_beam and request.status is Status.RUNNING
             if draft.budget <= 0 or (draft.under_pressure and not is_needed):
                 return
-            if lookup.must_wait(sequence):
+            is_new = request.status is Status.WAITING
+            if (is_new and self._quotas.is_full(request)) or lookup.must_wait(sequence):
                 continue
-            num_rows = roster.rows_for(request) if request.status is Status.WAITING else 0
+            num_rows = roster.rows_for(request) if is_new else 0
             if roster.num_reserved + num_rows > self._config.max_rows:
                 return
             hit = lookup.look_up(sequence, draft.now)
+            if is_new and hit is not None and self._quotas.must_wait(request, hit, self._tokens_to_fit(sequence)):
+                continue
             while hit is not None and not self._kv.fits(
                 hit, self._tokens_to_fit(sequence), self._to_leave_free(request)
             ):

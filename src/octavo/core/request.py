@@ -50,6 +50,8 @@ class Request:
     tenant: bytes = b""  # whose prompts a cache report may speak of: the namespace without the client's own salt
     sample_index: int = 0  # of the first sample, in the random numbers' counter
     num_given_tokens: int = 0  # last prompt tokens that an earlier answer gave: output, to penalties and min_tokens
+    client_weight: float | None = None  # for a fair ordering policy; None: as it was told
+    max_client_blocks: int | None = None  # that the client's running requests may hold together; None: any number
     origin: SeqId | None = None  # a live sequence whose blocks are shared as far as its tokens are this prompt's
 
     # The scheduler's, set from `add` on:

@@ -29,6 +29,7 @@ from octavo.core.preemption import NewestFirst, PreemptionPolicy
 from octavo.core.prefix_history import PrefixHistory
 from octavo.core.prefix_key import KeyChain
 from octavo.core.prefix_lookup import PrefixLookup
+from octavo.core.quotas import Quotas
 from octavo.core.request import Request, Sequence, SequenceUpdate, Status
 from octavo.core.roster import Roster
 from octavo.core.scheduler_config import SchedulerConfig
@@ -73,7 +74,8 @@ class Scheduler:
         self._displacement = Displacement(self.kv, self._roster, self._ordering, preemption or NewestFirst())
         budget = StepBudget(config.max_num_batched_tokens, self._ordering, self.costs, config.target_itl_seconds)
         self._lookup = PrefixLookup(config, self.kv, self._roster, self._history, swapper)
-        self._planner = Planner(config, self.kv, self._roster, self._displacement, budget, self._lookup)
+        quotas = Quotas(self.kv, self._roster)
+        self._planner = Planner(config, self.kv, self._roster, self._displacement, budget, self._lookup, quotas)
         self._evicted: list[tuple[BlockId, bytes]] = []  # (block, tier key) not taken yet
         self._committer = Committer(config, self.kv, self._roster, self._new_seq_id)
         self._in_flight: deque[tuple[SchedulerOutput, list[Sequence]]] = deque()

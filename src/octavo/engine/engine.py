@@ -30,7 +30,7 @@ from octavo.engine.info import EngineInfo, EngineStats
 from octavo.engine.output_processor import OutputProcessor
 from octavo.engine.records import Branch, DebugRecord, Place, Records
 from octavo.engine.step_times import StepTimes
-from octavo.errors import BadRequest, QueueFull, RequestError, retry_after_seconds
+from octavo.errors import BadRequest, InternalError, QueueFull, RequestError, retry_after_seconds
 from octavo.outputs import FinishReason, SequenceDelta
 from octavo.sampling_params import SamplingParams
 
@@ -119,6 +119,8 @@ class Engine:
             priority=request.priority,
             namespace=prefix_key.namespace(self._fingerprint, "", request.cache_salt),
             tenant=request.tenant.encode(),
+            client_weight=request.client_weight,
+            max_client_blocks=self._most_blocks(request),
         )
         if branch is not None:
             taken.namespace, taken.tenant, taken.origin = branch.namespace, branch.tenant, branch.origin
@@ -136,6 +138,14 @@ class Engine:
             raise
         self._records.add(taken, request)
         self._deadlines.add(taken, now, request.queue_timeout_seconds, request.timeout_seconds)
+
+    def _most_blocks(self, request: EngineRequest) -> int | None:
+        """Of its client. Raises BadRequest."""
+        if request.kv_share >= 1.0:
+            return None
+        if not request.kv_share > 0.0:
+            raise BadRequest("kv_share must be above 0, up to 1")
+        return max(int(request.kv_share * self.info.num_blocks), 1)
 
     def check_request(self, request: EngineRequest) -> None:
         """Raises BadRequest or NotFound when its values are out of bounds or its grammar cannot be compiled; takes
@@ -329,6 +339,8 @@ class Engine:
                 self.scheduler.add(request)
             except RequestError as refusal:
                 self._end(request.request_id, "error", refusal.message, refusal.code or "refused")
+            except InternalError as fault:
+                self._end(request.request_id, "error", fault.message)
 
     def _keep_cache(self, now: float) -> None:
         if self._keeper is not None:

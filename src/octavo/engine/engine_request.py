@@ -56,3 +56,5 @@ class EngineRequest:
     arrival_time: float | None = None  # seconds of time.monotonic(); None: when the engine takes it
     fork_of: ForkPoint | None = None  # then the prompt is empty here and cache_salt and tenant are the origin's
     first_choice: int = 0  # its samples are the call's choices from here on
+    client_weight: float | None = None  # of the client under the fair policy; None: as the engine was configured
+    kv_share: float = 1.0  # of all blocks: the most that the client's running requests may hold together

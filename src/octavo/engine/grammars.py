@@ -7,22 +7,25 @@ where nothing else is to be done.
 
 from __future__ import annotations
 
+import logging
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, NamedTuple
 
-from octavo.errors import BadRequest
+from octavo.errors import BadRequest, InternalError, OctavoError
 
 if TYPE_CHECKING:
     from octavo.constraints.grammar import Grammar, GrammarCompiler
     from octavo.core.request import Request
     from octavo.grammar_spec import GrammarSpec
 
+_log = logging.getLogger(__name__)
+
 MAX_WAIT_SECONDS = 0.005  # then the step loop looks at its inbox again
 
 
 class Compiled(NamedTuple):
     request: Request
-    error: BadRequest | None  # why it cannot run
+    error: OctavoError | None  # why it cannot run
 
 
 class PendingGrammars:
@@ -70,4 +73,5 @@ def _result(request: Request, future: Future[Grammar]) -> Compiled:
     error = future.exception()
     if error is None or isinstance(error, BadRequest):
         return Compiled(request, error)
-    raise error
+    _log.error("compiling a grammar broke", exc_info=error)
+    return Compiled(request, InternalError("what the answer must look like met a fault inside the server"))
