@@ -7,7 +7,7 @@ stands in `octavo.engine.info.EngineInfo`, never here.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from pathlib import Path
@@ -194,6 +194,12 @@ def environment_api_key(environ: Mapping[str, str] = os.environ) -> str | None:
 def environment_admin_api_key(environ: Mapping[str, str] = os.environ) -> str | None:
     """OCTAVO_ADMIN_API_KEY: the administrator's key, for the same reason."""
     return environ.get("OCTAVO_ADMIN_API_KEY") or None
+
+
+def forget_environment_keys(environ: MutableMapping[str, str] = os.environ) -> None:
+    """Once they were read: processes that are started from here on need not know them."""
+    for name in ("OCTAVO_API_KEY", "OCTAVO_ADMIN_API_KEY"):
+        environ.pop(name, None)
 
 
 def _is_real(value: object) -> bool:

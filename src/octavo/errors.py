@@ -8,6 +8,7 @@
     │   ├── NotFound     404
     │   ├── TooLarge     413
     │   └── QueueFull    429  carries retry_after_seconds
+    │       └── RateLimited   of one key, by its own rates
     ├── ConfigError           an option, or two that clash
     ├── ModelFileError        a file that is truncated, corrupt or of an unknown kind; names file and part
     ├── EngineDead       503  the engine process ended or does not answer
@@ -71,6 +72,13 @@ class QueueFull(RequestError):
     def __init__(self, message: str, *, retry_after_seconds: int = 1) -> None:
         super().__init__(message, code="queue_full")
         self.retry_after_seconds = retry_after_seconds
+
+
+class RateLimited(QueueFull):
+    def __init__(self, message: str, seconds: float) -> None:
+        """`seconds` until the same request would pass."""
+        super().__init__(message, retry_after_seconds=max(math.ceil(seconds), 1))
+        self.code = "rate_limit_exceeded"
 
 
 class ConfigError(OctavoError):

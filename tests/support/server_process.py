@@ -22,7 +22,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 SOURCE = Path(__file__).parents[2] / "src"
 DEADLINE_SECONDS = 120.0
-READY = re.compile(r"ready in .* on http://\S*:(\d+)/v1")
+READY = re.compile(r"ready in .* on https?://\S*:(\d+)/v1")
 COMMAND = (sys.executable, "-W", "error", "-c", "from octavo.cli.main import main; main()", "serve")
 
 

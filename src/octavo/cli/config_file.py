@@ -12,7 +12,8 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from octavo.cli.options import NOT_HERE, OPTIONS, Option
+from octavo.cli.option import Option
+from octavo.cli.options import NOT_HERE, OPTIONS
 from octavo.cli.sizes import parse_count, parse_size
 from octavo.errors import ConfigError
 

@@ -1,4 +1,5 @@
-"""The options of `octavo serve` and its sisters, declared once: name, owner, kind, words.
+"""The options of `octavo serve` and its sisters, declared once: name, owner, kind, words. Those of keys, TLS and CORS
+stand in access_options.py, those of the limits are made from the limits themselves.
 
 One row of `OPTIONS` gives the command-line option, the key of the configuration file, the field of EngineConfig or
 ServerConfig it sets, and its line in the docs. Names are vLLM's where vLLM has one. Refuses to hold a default: a value
@@ -8,12 +9,15 @@ that nobody gave is left out, and the configuration's own default stands. Bounds
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from octavo.cli.access_options import ACCESS_OPTIONS
+from octavo.cli.limit_options import LIMIT_OPTIONS, limit_default
+from octavo.cli.option import Option, Owner
 from octavo.cli.sizes import parse_count, parse_size
 from octavo.config import DEFAULT_MODEL, EngineConfig, forced_isa
 from octavo.errors import ConfigError
@@ -21,25 +25,7 @@ from octavo.errors import ConfigError
 if TYPE_CHECKING:
     from octavo.server.config import ServerConfig
 
-Owner = Literal["engine", "server", "nobody"]
-Kind = Literal["whole", "real", "text", "texts", "path", "size", "count", "choice", "switch"]
 Command = TypeVar("Command", bound=Callable[..., object])
-
-
-@dataclass(frozen=True, slots=True)
-class Option:
-    name: str  # without the dashes
-    owner: Owner
-    kind: Kind
-    help: str
-    field: str = ""  # of the owner's configuration; "": the name with underscores
-    choices: tuple[str, ...] = ()
-    metavar: str | None = None
-
-    @property
-    def param(self) -> str:
-        return self.field or self.name.replace("-", "_")
-
 
 OPTIONS: tuple[Option, ...] = (
     Option("host", "server", "text", "Address to listen on."),
@@ -52,22 +38,7 @@ OPTIONS: tuple[Option, ...] = (
         field="served_model_names",
         metavar="NAME",
     ),
-    Option(
-        "api-key",
-        "server",
-        "texts",
-        "Key clients must send; give it again for more keys. Rather set OCTAVO_API_KEY: an argument shows in ps.",
-        field="api_keys",
-        metavar="KEY",
-    ),
-    Option(
-        "admin-api-key",
-        "server",
-        "text",
-        "Key of the administrator, who may reset the prefix cache and see every request's record. Rather set "
-        "OCTAVO_ADMIN_API_KEY.",
-        metavar="KEY",
-    ),
+    *ACCESS_OPTIONS,
     Option("explain-cache", "server", "switch", "Answers say why their prompts hit or missed the prefix cache."),
     Option(
         "chat-template",
@@ -126,7 +97,8 @@ OPTIONS: tuple[Option, ...] = (
         "engine",
         "texts",
         "Share of a client under the fair policy, such as batch=0.5; give it again for more clients. NAME is the "
-        "request's user field, or where keys are asked for key-HASH as the debug record shows it. Default: 1.",
+        "request's user field, or where keys are asked for key-NAME for one of --api-key-file and else key-HASH, as "
+        "the debug record shows it. Default: 1, or the key's own.",
         field="client_weights",
         metavar="NAME=WEIGHT",
     ),
@@ -223,6 +195,7 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option("enforce-eager", "nobody", "switch", "Does nothing here; taken so that vLLM's command lines work."),
     Option("disable-log-stats", "nobody", "switch", "Does nothing here; taken so that vLLM's command lines work."),
+    *LIMIT_OPTIONS,
 )
 
 SERVER_DEFAULTS: Mapping[str, object] = {
@@ -285,11 +258,7 @@ NOT_HERE: Mapping[str, str] = {
     "task": "octavo generates text; leave it out",
     "runner": "octavo generates text; leave it out",
     "limit-mm-per-prompt": "octavo takes text only; leave it out",
-    "ssl-keyfile": "put a proxy that speaks TLS before octavo",
-    "ssl-certfile": "put a proxy that speaks TLS before octavo",
-    "ssl-ca-certs": "put a proxy that speaks TLS before octavo",
     "root-path": "let the proxy strip the path",
-    "allowed-origins": "let the proxy set CORS headers",
     "middleware": "put a proxy before octavo",
     "uvicorn-log-level": "leave it out",
     "disable-log-requests": "requests are never logged; leave it out",
@@ -372,6 +341,8 @@ def help_of(option: Option) -> str:
 def _default_of(option: Option) -> object:
     if option.owner == "server":
         return SERVER_DEFAULTS.get(option.name)
+    if option.owner == "limits":
+        return limit_default(option)
     return next((field.default for field in fields(EngineConfig) if field.name == option.param), None)
 
 
@@ -386,8 +357,9 @@ def engine_config(model: str | None, values: Mapping[str, Any], **overrides: Any
 def server_config(values: Mapping[str, Any]) -> ServerConfig:
     """The server's part of what a command received."""
     from octavo.server.config import ServerConfig
+    from octavo.server.limits import Limits
 
-    return ServerConfig(**_given(values, "server"))
+    return ServerConfig(**_given(values, "server"), limits=Limits(**_given(values, "limits")))
 
 
 def _given(values: Mapping[str, Any], owner: Owner) -> dict[str, Any]:

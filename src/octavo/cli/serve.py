@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import click
 
+from octavo.cli.hidden_arguments import hide_arguments
 from octavo.cli.options import OPTIONS, engine_config, server_config, with_options
+from octavo.errors import ConfigError
 
 
 def _load_config(ctx: click.Context, _param: click.Parameter, value: Path | None) -> None:
@@ -17,6 +20,23 @@ def _load_config(ctx: click.Context, _param: click.Parameter, value: Path | None
     from octavo.cli.config_file import read_config_file
 
     ctx.default_map = read_config_file(value)
+
+
+def _listed(texts: tuple[str, ...]) -> tuple[str, ...]:
+    """vLLM's command lines give one JSON list. Raises ConfigError."""
+    found: list[str] = []
+    for text in texts:
+        if not text.lstrip().startswith("["):
+            found.append(text)
+            continue
+        try:
+            listed = json.loads(text)
+        except (ValueError, RecursionError):
+            listed = None
+        if not isinstance(listed, list) or not all(isinstance(each, str) for each in listed):
+            raise ConfigError(f"{text[:128]!r} is no list of texts in JSON", param="allowed_origins")
+        found += listed
+    return tuple(found)
 
 
 @click.command("serve")
@@ -40,13 +60,17 @@ def serve_command(ctx: click.Context, /, model: str | None, named_model: str | N
         if given and model != named_model:
             raise click.UsageError(f"two models are given, {model} and {named_model}; keep one", ctx)
         model = named_model
-    from octavo.config import environment_admin_api_key, environment_api_key
+    from octavo.config import environment_admin_api_key, environment_api_key, forget_environment_keys
 
     if not values["api_keys"] and (key := environment_api_key()) is not None:
         values["api_keys"] = (key,)
     if values["admin_api_key"] is None:
         values["admin_api_key"] = environment_admin_api_key()
+    forget_environment_keys()
+    for name in ("allowed_origins", "allowed_methods", "allowed_headers"):
+        values[name] = _listed(values[name])
     engine, server = engine_config(model, values), server_config(values)
+    hide_arguments([*server.api_keys, *filter(None, [server.admin_api_key])])
     from octavo.server.run import serve
 
     ctx.exit(serve(engine, server))

@@ -9,6 +9,7 @@ from typing import Annotated
 
 from fastapi import FastAPI, Query, Request, Response
 from fastapi.responses import HTMLResponse
+from starlette.middleware.cors import CORSMiddleware
 
 from octavo import __version__
 from octavo.server import debug, errors, tokens
@@ -65,7 +66,21 @@ def build_app(state: ServerState) -> FastAPI:
     errors.install(app)
     install_openapi(app)
     app.add_middleware(Door, state=state)
+    _allow_origins(app, state.config)
     return app
+
+
+def _allow_origins(app: FastAPI, config: ServerConfig) -> None:
+    """CORS, only where asked for. Outside the door: a browser asks whether it may before it sends a key."""
+    if config.allowed_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=config.allowed_origins,
+            allow_methods=config.allowed_methods,
+            allow_headers=config.allowed_headers,
+            allow_credentials=config.allow_credentials,
+            expose_headers=("X-Request-Id", "Retry-After"),
+        )
 
 
 def _add_openai(app: FastAPI, routes: Routes) -> None:

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from hashlib import sha256
-
-from fastapi import Request
+from typing import TYPE_CHECKING
 
 from octavo.errors import Forbidden
+from octavo.server.key_terms import NO_TERMS, KeyTerms
+
+if TYPE_CHECKING:
+    from fastapi import Request
 
 CLIENT_HASH_CHARS = 12
 
@@ -21,10 +24,11 @@ CLIENT_HASH_CHARS = 12
 class Caller:
     owner: str = ""  # a hash of the key; "": the server asks for none, so nobody can be told from anybody
     is_admin: bool = False
+    terms: KeyTerms = NO_TERMS  # what its key is worth
 
     @classmethod
-    def of_key(cls, key: bytes, *, is_admin: bool = False) -> Caller:
-        return cls(_digest(b"octavo owner", key), is_admin)
+    def of_key(cls, key: bytes, *, is_admin: bool = False, terms: KeyTerms | None = None) -> Caller:
+        return cls(_digest(b"octavo owner", key), is_admin, terms or NO_TERMS)
 
     @classmethod
     def of(cls, http: Request) -> Caller:
@@ -45,7 +49,9 @@ class Caller:
         return self.owner if self.owner or self.is_admin else self.salt(cache_salt)
 
     def client_id(self, user: str | None) -> str:
-        """Whose share of the server is used: the key's, by a short hash that may be shown, else the `user` field's."""
+        """Whose share of the server is used: the key's, by its name or a short hash, else the `user` field's."""
+        if self.terms.name:
+            return f"key-{self.terms.name}"
         return f"key-{self.owner[:CLIENT_HASH_CHARS]}" if self.owner else user or ""
 
     def require_admin(self) -> None:

@@ -6,6 +6,7 @@ Invariant: a configuration that constructs is one the server can start with, por
 from __future__ import annotations
 
 import ipaddress
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from octavo.server.limits import MAX_MODEL_NAME_CHARS, Limits
 from octavo.server.tools.speech import check_parsers
 
 MAX_TIMEOUT_SECONDS = 1e9  # thirty years: a larger number is a mistake
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s?#@]+")
+_TOKEN = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,64}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +28,15 @@ class ServerConfig:
     served_model_names: tuple[str, ...] = ()  # the first is the one in answers; none: the engine's model name
     api_keys: tuple[str, ...] = field(default=(), repr=False)  # none: no key is asked for
     admin_api_key: str | None = field(default=None, repr=False)  # for the administrator's routes; None: see door.py
+    api_key_file: Path | None = None  # more keys, with names, weights, rates and quotas: key_file.py
+    allowed_origins: tuple[str, ...] = ()  # of pages elsewhere that may call this server; none: no CORS at all
+    allowed_methods: tuple[str, ...] = ("GET", "POST")  # for those pages
+    allowed_headers: tuple[str, ...] = ("*",)
+    allow_credentials: bool = False  # browsers may send cookies along; none are read here
+    ssl_certfile: Path | None = None  # certificate chain, PEM; given: the server speaks TLS, and nothing else
+    ssl_keyfile: Path | None = None  # its private key; None: it stands in the same file
+    ssl_ca_certs: Path | None = None  # who must have signed the clients' certificates
+    ssl_cert_reqs: int | None = None  # 0: clients need none, 1: theirs is checked, 2: they need one; None: 2 with a CA
     explain_cache: bool = False  # answers say why their prompts hit or missed the prefix cache
     chat_template: Path | None = None  # a file that replaces the model's own template
     tool_call_parser: str | None = None  # the dialect of the model's tool calls; None: as its template says
@@ -46,15 +58,17 @@ class ServerConfig:
                     param="served_model_name",
                 )
         for key in self.api_keys:
-            _check_key("api_key", key)
+            check_key("api_key", key)
         if self.admin_api_key is not None:
-            _check_key("admin_api_key", self.admin_api_key)
+            check_key("admin_api_key", self.admin_api_key)
             if self.admin_api_key in self.api_keys:
                 raise ConfigError(
                     "admin_api_key is one of the api_keys, so every client that has it would be the administrator; "
                     "choose another",
                     param="admin_api_key",
                 )
+        self._check_origins()
+        self._check_tls()
         check_parsers(self.tool_call_parser, self.reasoning_parser)
         if not isinstance(self.explain_cache, bool):
             raise ConfigError(
@@ -73,6 +87,39 @@ class ServerConfig:
                 param="shutdown_timeout",
             )
 
+    def _check_origins(self) -> None:
+        for origin in self.allowed_origins:
+            if origin != "*" and not _ORIGIN.fullmatch(origin):
+                raise ConfigError(
+                    f"allowed_origins holds {origin[:128]!r}; write * or an origin such as https://example.org",
+                    param="allowed_origins",
+                )
+        if "*" in self.allowed_origins and self.allow_credentials:
+            raise ConfigError("allow_credentials needs named origins, not *; name them", param="allow_credentials")
+        for name in ("allowed_methods", "allowed_headers"):
+            for value in getattr(self, name):
+                if value != "*" and not _TOKEN.fullmatch(value):
+                    raise ConfigError(f"{name} holds {value[:64]!r}, which is no name", param=name)
+
+    def _check_tls(self) -> None:
+        if self.ssl_certfile is None:
+            for name in ("ssl_keyfile", "ssl_ca_certs", "ssl_cert_reqs"):
+                if getattr(self, name) is not None:
+                    raise ConfigError(f"{name} needs ssl_certfile, the server's certificate; give both", param=name)
+        if self.ssl_cert_reqs not in (None, 0, 1, 2):
+            raise ConfigError(f"ssl_cert_reqs is {self.ssl_cert_reqs!r}; it may be 0, 1 or 2", param="ssl_cert_reqs")
+        if self.ssl_cert_reqs and self.ssl_ca_certs is None:
+            raise ConfigError(
+                "ssl_cert_reqs needs ssl_ca_certs, who signs clients' certificates", param="ssl_cert_reqs"
+            )
+
+    @property
+    def client_certificates(self) -> int:
+        """0: none is asked for, 1: one that is sent must be good, 2: everybody needs one."""
+        if self.ssl_cert_reqs is not None:
+            return self.ssl_cert_reqs
+        return 2 if self.ssl_ca_certs is not None else 0
+
     @property
     def is_loopback(self) -> bool:
         """Only this machine can connect."""
@@ -84,7 +131,7 @@ class ServerConfig:
             return False
 
 
-def _check_key(name: str, key: str) -> None:
+def check_key(name: str, key: str) -> None:
     """Raises ConfigError. The key itself is not said."""
     if not key or not key.isprintable() or key != key.strip():
         raise ConfigError(f"an {name} is empty or holds blanks or control characters", param=name)

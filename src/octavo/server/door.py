@@ -1,8 +1,8 @@
 """The one door: an ASGI wrapper that every request passes before any route sees it.
 
-In this order: header limits (431), the host's name (403), the key (401), the life of the process (503), the body's
-length and pace (413, 408, 415), and what all bodies together hold (429). Behind it a route finds the whole body in
-`scope["octavo.body"]`, the request's id in `scope["octavo.request_id"]` and whose key it was in
+In this order: header limits (431), the host's name (403), the key (401) and its rate (429), the life of the process
+(503), the body's length and pace (413, 408, 415), and what all bodies together hold (429). Behind it a route finds the
+whole body in `scope["octavo.body"]`, the request's id in `scope["octavo.request_id"]` and whose key it was in
 `scope["octavo.caller"]`. Refuses to route: that a path is served by nobody is said only to those with a key; what only
 the administrator may do, a route asks `Caller.require_admin`, since it knows best which route it is.
 
@@ -18,12 +18,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
-import hmac
 import ipaddress
 import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from http import HTTPStatus
 from typing import NoReturn
 
@@ -42,23 +40,6 @@ OPEN_PATHS = frozenset({"/health", "/ping", "/version"})  # asked by probes, whi
 _SERVED_ALWAYS = OPEN_PATHS | {"/metrics", "/docs", "/openapi.json"}  # also while loading
 _METHODS_WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
 _PROXY_HEADERS = frozenset({b"forwarded", b"x-forwarded-for", b"x-forwarded-host", b"x-real-ip", b"via"})
-
-
-class KeyRing:
-    """The keys that open the door. Compares in constant time, on digests, against every key."""
-
-    def __init__(self, keys: Iterable[str]) -> None:
-        self._digests = tuple(hashlib.sha256(key.encode("utf-8")).digest() for key in keys)
-
-    def is_open(self) -> bool:
-        return not self._digests
-
-    def holds(self, presented: bytes) -> bool:
-        digest = hashlib.sha256(presented).digest()
-        found = False
-        for each in self._digests:
-            found |= hmac.compare_digest(digest, each)
-        return found
 
 
 class BodyBudget:
@@ -100,9 +81,8 @@ class Door:
         self._state = state
         self._limits = state.config.limits
         self._bodies = BodyBudget(self._limits, HeapTrimmer(c_heap_trim()).note_large)
-        self._keys = KeyRing(state.config.api_keys)
-        self._admin_key = KeyRing(filter(None, (state.config.admin_api_key,)))
-        self._is_private = self._keys.is_open() and state.config.is_loopback
+        self._keys = state.keys
+        self._is_private = self._keys.is_open and state.config.is_loopback
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":
@@ -160,12 +140,13 @@ class Door:
 
     def _check_key(self, scope: Scope) -> Caller:
         key = _presented_key(scope)
-        if key is not None and self._admin_key.holds(key):
-            return Caller.of_key(key, is_admin=True)
-        if self._keys.is_open():
-            return Caller(is_admin=self._is_private and self._admin_key.is_open() and not _is_from_elsewhere(scope))
-        if key is not None and self._keys.holds(key):
-            return Caller.of_key(key)
+        caller = self._keys.caller(key) if key is not None else None
+        if caller is not None and (caller.is_admin or not self._keys.is_open):
+            if scope["path"] not in OPEN_PATHS and (meter := self._keys.meter(caller.owner)) is not None:
+                meter.take_request()
+            return caller
+        if self._keys.is_open:
+            return Caller(is_admin=self._is_private and not self._keys.has_admin and not _is_from_elsewhere(scope))
         if scope["path"] in OPEN_PATHS:
             return Caller()
         how = (

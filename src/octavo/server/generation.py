@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from starlette.types import Receive
 
 from octavo.engine.engine_request import EngineRequest
-from octavo.errors import InternalError, OctavoError, retry_after_seconds
+from octavo.errors import InternalError, OctavoError, QueueFull, RateLimited, retry_after_seconds
 from octavo.outputs import CacheReport, RequestTimings, SequenceDelta, TokenLogprobs
 from octavo.server.errors import ClientGone, ServiceUnavailable
 from octavo.server.limits import Limits
@@ -75,6 +75,7 @@ class Generation:
         self._limits = limits
         self._metrics = metrics
         self._prompts_seen: set[int] = set()
+        self._meter = loaded.meter(requests[0].owner) if requests else None
         self._is_fork = num_shared_tokens is not None
         num_prompt_tokens = sum(len(request.prompt_token_ids) for request in requests)
         self.usage = Usage(prompt_tokens=num_prompt_tokens if num_shared_tokens is None else num_shared_tokens)
@@ -82,20 +83,39 @@ class Generation:
         self.cache_reports: dict[int, CacheReport] = {}  # by number of the prompt, once its last sample ended
 
     async def run(self) -> AsyncGenerator[Step, None]:
-        """Deltas of all prompts as they come. Raises QueueFull, BadRequest, EngineDead, InternalError."""
+        """Deltas of all prompts as they come. Raises QueueFull (RateLimited), BadRequest, EngineDead, InternalError."""
         admission = self._loaded.admission
         admission.take_now()
-        if len(self._requests) == 1:
-            try:
-                async with aclosing(self._one(0)) as steps:
-                    async for step in steps:
-                        yield step
-            finally:
-                admission.give_back()
-            return
-        async with aclosing(self._many()) as steps:
-            async for step in steps:
-                yield step
+        try:
+            self._take_prompt()
+        except RateLimited:
+            admission.give_back()
+            raise
+        try:
+            async with aclosing(self._alone() if len(self._requests) == 1 else self._many()) as steps:
+                async for step in steps:
+                    yield step
+        except QueueFull:
+            self._charge(-self.usage.prompt_tokens)  # it was not taken
+            raise
+
+    async def _alone(self) -> AsyncGenerator[Step, None]:
+        """The place in the admission is already taken."""
+        try:
+            async with aclosing(self._one(0)) as steps:
+                async for step in steps:
+                    yield step
+        finally:
+            self._loaded.admission.give_back()
+
+    def _take_prompt(self) -> None:
+        """Raises RateLimited."""
+        if self._meter is not None:
+            self._meter.take_prompt(self.usage.prompt_tokens)
+
+    def _charge(self, num_tokens: int) -> None:
+        if self._meter is not None:
+            self._meter.charge_tokens(num_tokens)
 
     async def collect(self) -> list[Answer]:
         """Every sample of every prompt, whole: answer i * n + j is sample j of prompt i."""
@@ -133,6 +153,7 @@ class Generation:
                 self.usage.cached_tokens += delta.num_cached_tokens
             self._prompts_seen.add(number)
         self.usage.completion_tokens += len(delta.token_ids)
+        self._charge(len(delta.token_ids))
         if delta.timings is not None:
             self.timings[number] = delta.timings
             self._metrics.observe(delta.timings)

@@ -1,9 +1,12 @@
-"""uvicorn's HTTP/1.1 connection with the bounds it lacks: header bytes, time to send them, number of connections.
+"""uvicorn's HTTP/1.1 connection with the bounds it lacks: headers, times, pipelined requests, connections, readers.
 
-Refuses a header block above the limit before it is stored (431), a client that dawdles over it (408), garbage (400)
-and connections beyond the limit (closed), each in the server's envelope. What stands around the chunks of a body is
-bounded alike, and trailers are dropped. No upgrade is followed: the request is served as HTTP/1.1. Bodies are the
-door's matter, but one that is still on its way when its answer is complete has as long as headers have.
+Refuses a header block above the limit before it is stored (431), a client that dawdles over it (408), garbage (400),
+more pipelined requests than the limit (closed) and connections beyond theirs: then the one that has been idle longest
+is closed, or the new one where none is idle, so that idle clients never shut out those who ask. Whoever takes no byte
+of an answer for `write_timeout_seconds` is cut off, streamed or whole, also while the connection is being closed. What
+stands around the chunks of a body is bounded alike, and trailers are dropped. No upgrade is followed: the request is
+served as HTTP/1.1. Bodies are the door's matter, but one that is still on its way when its answer is complete has as
+long as headers have. Each answer of this file's own is in the server's envelope.
 """
 
 from __future__ import annotations
@@ -20,31 +23,58 @@ from octavo.server.errors import envelope
 from octavo.server.limits import Limits
 
 
+class TooManyPipelined(Exception):
+    """Raised inside the parser, which ends the connection."""
+
+
 class BoundedHttpProtocol(HttpToolsProtocol):
     """Invariants: while no answer is owed a timer runs, uvicorn's where the request was read to its end, else this
-    class's; and at most max_header_bytes, and what one read brings, are held of bytes that belong to no body.
+    class's; while bytes wait to be taken by the client another one does; and at most max_header_bytes, and what one
+    read brings, are held of bytes that belong to no body.
 
-    `limits` is set by `bounded_protocol`, which makes the class uvicorn is given.
+    `limits` and `idle` are set by `bounded_protocol`, which makes the class uvicorn is given.
     """
 
     limits: Limits = Limits()
+    idle: dict[BoundedHttpProtocol, None]  # connections that no answer is owed to, the longest idle first
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._header_bytes = 0  # since the last byte of a body or the last request's end
         self._in_headers = True  # between the last request's end and the next one's body
         self._header_timer: asyncio.TimerHandle | None = None
+        self._reader_timer: asyncio.TimerHandle | None = None
+        self._num_unread = 0  # bytes the client had not taken when the reader's timer was started
+
+    # -- the connection ----------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)  # type: ignore[arg-type]
-        if len(self.connections) > self.limits.max_connections:
+        if len(self.connections) > self.limits.max_connections and not self._make_way():
             self.transport.close()
             return
+        self.idle[self] = None
         self._start_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self.idle.pop(self, None)
         self._stop_timer()
+        if self._reader_timer is not None:
+            self._reader_timer.cancel()
+            self._reader_timer = None
         super().connection_lost(exc)
+
+    def _make_way(self) -> bool:
+        """The longest idle connection is closed; False where none is idle."""
+        longest = next(iter(self.idle), None)
+        if longest is None:
+            return False
+        del self.idle[longest]
+        longest.connections.discard(longest)  # it counts no more from now on
+        longest.transport.abort()
+        return True
+
+    # -- what comes --------------------------------------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
@@ -61,12 +91,18 @@ class BoundedHttpProtocol(HttpToolsProtocol):
                 HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, f"headers above {limit} bytes; send less"
             )
 
+    def on_message_begin(self) -> None:
+        if len(self.pipeline) >= self.limits.max_pipelined_requests:
+            raise TooManyPipelined
+        super().on_message_begin()
+
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._in_headers:  # else a trailer, which would be appended to headers that were checked already
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         self._in_headers = False
+        self.idle.pop(self, None)
         self._stop_timer()
         super().on_headers_complete()
 
@@ -80,11 +116,20 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().on_message_complete()
         if self.cycle.response_complete:
             self._start_timer()  # uvicorn started its own with the answer, and stopped it when the body went on
+            self._rest()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
         if not self._in_headers and self.cycle.response_complete:
             self._start_timer()  # the answer did not wait for the whole body, nor does the connection for ever
+        self._rest()
+        self._watch_reader()
+
+    def _rest(self) -> None:
+        """The connection is idle where nothing is owed."""
+        if self.cycle.response_complete and not self.pipeline:
+            self.idle.pop(self, None)
+            self.idle[self] = None
 
     def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - uvicorn's words give way to ours
         self._answer_and_close(HTTPStatus.BAD_REQUEST, "this is not HTTP/1.1 as the server reads it")
@@ -110,7 +155,34 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         elif self._in_headers and self._header_bytes:
             self._answer_and_close(HTTPStatus.REQUEST_TIMEOUT, "the headers came too slowly")
         else:
-            self.transport.close()
+            self._close()
+
+    # -- what goes ---------------------------------------------------------------------------------------------------
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._watch_reader()
+
+    def _watch_reader(self) -> None:
+        """From now on, while bytes wait, some must be taken in every `write_timeout_seconds`."""
+        if self._reader_timer is not None:
+            self._reader_timer.cancel()
+            self._reader_timer = None
+        self._num_unread = self.transport.get_write_buffer_size()
+        if self._num_unread:
+            self._reader_timer = self.loop.call_later(self.limits.write_timeout_seconds, self._look_at_reader)
+
+    def _look_at_reader(self) -> None:
+        self._reader_timer = None
+        left = self.transport.get_write_buffer_size()
+        if left and left >= self._num_unread:
+            self.transport.abort()  # closing would wait for the client to read
+            return
+        self._watch_reader()
+
+    def timeout_keep_alive_handler(self) -> None:
+        if not self.transport.is_closing():
+            self._close()
 
     def _answer_and_close(self, status: HTTPStatus, message: str) -> None:
         if self.transport.is_closing():
@@ -122,7 +194,11 @@ class BoundedHttpProtocol(HttpToolsProtocol):
                 f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
             )
             self.transport.write(head.encode("ascii") + body)
+        self._close()
+
+    def _close(self) -> None:
         self.transport.close()
+        self._watch_reader()
 
 
 _READ_BYTES = 256 * 2**10  # the most one read of the transport brings
@@ -137,4 +213,4 @@ def _without_upgrade(data: bytes) -> bytes:
 
 def bounded_protocol(limits: Limits) -> type[BoundedHttpProtocol]:
     """The protocol class with these limits; uvicorn makes one object of it a connection."""
-    return type("BoundedHttpProtocol", (BoundedHttpProtocol,), {"limits": limits})
+    return type("BoundedHttpProtocol", (BoundedHttpProtocol,), {"limits": limits, "idle": {}})

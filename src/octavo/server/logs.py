@@ -30,11 +30,13 @@ class LineFormatter(logging.Formatter):
 
 
 def configure(level: int = logging.INFO) -> None:
-    """Sends octavo's and uvicorn's records to stderr, one line each. Access logs are off: URLs may hold secrets."""
+    """Sends octavo's records and uvicorn's errors to stderr, one line each. Access logs are off: URLs may hold secrets.
+
+    uvicorn's warnings are off: each garbled request would write a line, so a client could fill the disk."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(LineFormatter())
     for name in ("octavo", "uvicorn.error"):
         logger = logging.getLogger(name)
         logger.handlers[:] = [handler]
         logger.propagate = False
-        logger.setLevel(level if name == "octavo" else logging.WARNING)
+        logger.setLevel(level if name == "octavo" else logging.ERROR)

@@ -5,7 +5,8 @@
 Refuses to start on a port that is taken or with a model that cannot run: an OctavoError before anything is served.
 Invariants: the engine process starts before anything heavy is imported here, so that both load at once; it never
 outlives this process; when it dies, requests in flight are answered with the error, /health says 503, and the process
-exits with EXIT_ENGINE_DIED after `DEATH_LINGER_SECONDS`. One SIGTERM or SIGINT drains; a second one stops at once.
+exits with EXIT_ENGINE_DIED after `DEATH_LINGER_SECONDS`. One SIGTERM or SIGINT drains; a second one stops at once;
+SIGHUP has the key file read again, where there is one.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import asyncio
 import contextlib
 import errno
 import gc
+import logging
 import resource
 import signal
 import socket
@@ -27,21 +29,25 @@ from octavo.server import logs
 from octavo.server.config import ServerConfig
 
 if TYPE_CHECKING:
+    import ssl
+
     import uvicorn
     from rich.console import Console
 
     from octavo.engine.async_engine import AsyncEngine
     from octavo.loading.front import Front
     from octavo.server.grammar_workers import GrammarWorkers
+    from octavo.server.keys import Keys
     from octavo.server.protocol import TemplateLike, TokenizerLike
     from octavo.server.state import ServerState
     from octavo.server.template_workers import TemplateWorkers
+
+logger = logging.getLogger("octavo.server")
 
 EXIT_OK = 0
 EXIT_ENGINE_DIED = 3
 EXIT_FORCED = 130  # a second signal
 DEATH_LINGER_SECONDS = 2.0  # so that clients read their errors and probes see the 503
-_KEEP_ALIVE_SECONDS = 75
 _BACKLOG = 2048
 _OPEN_FILES = 65_536
 
@@ -51,8 +57,24 @@ def serve(engine_config: EngineConfig, server_config: ServerConfig) -> int:
     gc.disable()  # what is made until the model is ready is there to stay: looking through it again and again is vain
     logs.configure()
     _raise_file_limit()
+    keys, tls = _secrets(server_config, has_weights=engine_config.scheduling_policy == "fair")
     with bind(server_config.host, server_config.port) as sock, asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        return runner.run(_Serving(engine_config, server_config, sock).run())
+        return runner.run(_Serving(engine_config, server_config, sock, keys, tls).run())
+
+
+def _secrets(config: ServerConfig, *, has_weights: bool) -> tuple[Keys | None, ssl.SSLContext | None]:
+    """What its files hold, read before anything is started; nothing is imported for what nobody asked for."""
+    keys: Keys | None = None
+    tls: ssl.SSLContext | None = None
+    if config.api_key_file is not None:
+        from octavo.server.keys import Keys
+
+        keys = Keys(config, has_weights=has_weights)
+    if config.ssl_certfile is not None:
+        from octavo.server.tls import tls_context
+
+        tls = tls_context(config)
+    return keys, tls
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -106,10 +128,19 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 class _Serving:
     """One run of the server: owns the engine process, the HTTP server, the render workers and the signals."""
 
-    def __init__(self, engine_config: EngineConfig, server_config: ServerConfig, sock: socket.socket) -> None:
+    def __init__(
+        self,
+        engine_config: EngineConfig,
+        server_config: ServerConfig,
+        sock: socket.socket,
+        keys: Keys | None = None,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
         self._engine_config = engine_config
         self._config = server_config
         self._socket = sock
+        self._keys = keys
+        self._tls = tls
         self._began = time.monotonic()
         self._num_signals = 0
         self._drain = asyncio.Event()
@@ -145,7 +176,7 @@ class _Serving:
 
         self._starting = asyncio.create_task(AsyncEngine.start(self._engine_config, progress=progress))
         await asyncio.sleep(0)  # the process is spawned before the imports below take the processor
-        state, http = await asyncio.to_thread(_prepare_http, self._config)
+        state, http = await asyncio.to_thread(_prepare_http, self._config, self._keys, self._tls)
         from rich.console import Console
 
         from octavo.engine.progress import LoadingBar
@@ -266,13 +297,26 @@ class _Serving:
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._on_signal)
+        handlers: dict[int, Callable[[], None]] = dict.fromkeys((signal.SIGTERM, signal.SIGINT), self._on_signal)
+        if self._keys is not None:
+            handlers[signal.SIGHUP] = self._on_hangup
+        for number, handler in handlers.items():
+            loop.add_signal_handler(number, handler)
         try:
             yield
         finally:
-            for number in (signal.SIGTERM, signal.SIGINT):
+            for number in handlers:
                 loop.remove_signal_handler(number)
+
+    def _on_hangup(self) -> None:
+        """The key file is read again; where it is wrong, the keys stay as they are."""
+        assert self._keys is not None
+        try:
+            self._keys.reload()
+        except ConfigError as error:
+            logger.error("keys stay as they were: %s", logs.one_line(error.message, 512))
+        else:
+            logger.info("keys read again: %d", len(self._keys))
 
     def _on_signal(self) -> None:
         self._num_signals += 1
@@ -281,7 +325,9 @@ class _Serving:
             self._force.set()
 
 
-def _prepare_http(config: ServerConfig) -> tuple[ServerState, uvicorn.Server]:
+def _prepare_http(
+    config: ServerConfig, keys: Keys | None, tls: ssl.SSLContext | None
+) -> tuple[ServerState, uvicorn.Server]:
     """The heavy imports, while the engine loads."""
     import uvicorn
 
@@ -295,7 +341,7 @@ def _prepare_http(config: ServerConfig) -> tuple[ServerState, uvicorn.Server]:
         def capture_signals(self) -> Iterator[None]:
             yield  # signals are this module's matter
 
-    state = ServerState(config, ServerMetrics())
+    state = ServerState(config, ServerMetrics(), keys)
     options = uvicorn.Config(
         build_app(state),
         http=bounded_protocol(config.limits),
@@ -305,9 +351,11 @@ def _prepare_http(config: ServerConfig) -> tuple[ServerState, uvicorn.Server]:
         log_config=None,
         server_header=False,
         proxy_headers=False,
-        timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+        timeout_keep_alive=config.limits.keep_alive_timeout_seconds,  # type: ignore[arg-type]  # any number of seconds
         timeout_graceful_shutdown=1,
     )
+    options.load()
+    options.ssl = tls  # made and checked before the port was taken
     return state, Server(options)
 
 

@@ -24,8 +24,9 @@ def print_screen(console: Console, info: EngineInfo, config: ServerConfig, port:
         console.print(Text.assemble((f"{label:<9}", "dim"), value), soft_wrap=True)
     for warning in (*info.warnings, *config_warnings(config)):
         console.print(Text(f"warning: {warning}", style="yellow"), soft_wrap=True)
+    scheme = "http" if config.ssl_certfile is None else "https"
     console.print(
-        Text(f"ready in {ready_seconds:.1f} s on http://{host}:{port}/v1", style="bold green"), soft_wrap=True
+        Text(f"ready in {ready_seconds:.1f} s on {scheme}://{host}:{port}/v1", style="bold green"), soft_wrap=True
     )
 
 
@@ -57,9 +58,11 @@ def _count(number: float) -> str:
 
 
 def config_warnings(config: ServerConfig) -> tuple[str, ...]:
-    if config.api_keys or config.is_loopback:
+    if config.is_loopback:
         return ()
-    return (f"anybody who reaches {config.host} can use this server: no --api-key was given",)
+    if not config.api_keys and config.api_key_file is None:
+        return (f"anybody who reaches {config.host} can use this server: no --api-key was given",)
+    return ()
 
 
 def size(num_bytes: float) -> str:

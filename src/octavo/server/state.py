@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import enum
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from octavo import __version__
@@ -17,8 +18,10 @@ from octavo.server.admission import Admission
 from octavo.server.config import ServerConfig
 from octavo.server.errors import ServiceUnavailable
 from octavo.server.grammar_workers import GrammarWorkers
+from octavo.server.keys import Keys
 from octavo.server.prompts import PromptEncoder
 from octavo.server.protocol import EngineLike, GrammarChecker, TemplateLike, TokenizerLike
+from octavo.server.rates import Meter
 from octavo.server.tools.speech import Speech
 
 if TYPE_CHECKING:
@@ -57,6 +60,7 @@ class Loaded:
         self.model_names = config.served_model_names or (info.model,)
         capacity = config.limits.max_requests_in_flight or info.max_num_seqs + max_queue
         self.admission = Admission(capacity, lambda: engine.stats().queue_seconds)
+        self.meter: Callable[[str], Meter | None] = lambda _: None  # of a caller's tokens, by owner
 
     def check_model(self, name: str | None) -> str:
         """The name to answer with. Raises NotFound for one that is not served; no name means the first."""
@@ -73,15 +77,18 @@ class Loaded:
 
 
 class ServerState:
-    def __init__(self, config: ServerConfig, metrics: ServerMetrics) -> None:
+    def __init__(self, config: ServerConfig, metrics: ServerMetrics, keys: Keys | None = None) -> None:
+        """`keys`: where they were read already. Raises ConfigError."""
         self.config = config
         self.metrics = metrics
+        self.keys = keys or Keys(config)
         self.phase = Phase.LOADING
         self.created = int(time.time())  # unix seconds; of the model cards
         self._loaded: Loaded | None = None
 
     def set_ready(self, loaded: Loaded) -> None:
         self._loaded = loaded
+        loaded.meter = self.keys.meter
         self.metrics.attach(loaded.engine)
         if self.phase is Phase.LOADING:
             self.phase = Phase.READY

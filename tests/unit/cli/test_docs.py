@@ -34,6 +34,11 @@ def test_the_command_line_page_is_what_the_commands_say() -> None:
     assert (ROOT / "docs" / "cli.md").read_text() == script("make_cli_docs").page(), "stale; run make docs"
 
 
+def test_the_table_of_limits_is_what_the_limits_say() -> None:
+    text = (ROOT / "docs" / "security.md").read_text()
+    assert text == script("make_limits_docs").page(text), "stale; run make docs"
+
+
 def test_the_metrics_page_lists_what_the_registry_holds() -> None:
     assert (ROOT / "docs" / "metrics.md").read_text() == script("make_metrics_docs").page(), "stale; run make docs"
 

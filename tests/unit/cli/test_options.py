@@ -9,6 +9,7 @@ import octavo.server.config
 from octavo.cli.options import NOT_HERE, OPTIONS, SERVER_DEFAULTS, help_of
 from octavo.config import EngineConfig
 from octavo.server.config import ServerConfig
+from octavo.server.limits import Limits
 from support.cli_runner import run
 
 Served = list[tuple[EngineConfig, ServerConfig]]
@@ -35,10 +36,31 @@ def test_every_option_names_a_field_of_its_owner() -> None:
     owned = {
         "engine": {field.name for field in dataclasses.fields(EngineConfig)},
         "server": {field.name for field in dataclasses.fields(octavo.server.config.ServerConfig)},
+        "limits": {field.name for field in dataclasses.fields(Limits)},
     }
     for option in OPTIONS:
         if option.owner != "nobody":
             assert option.param in owned[option.owner], option.name
+
+
+def test_every_limit_has_an_option(served: Served) -> None:
+    for field in dataclasses.fields(Limits):
+        default = 7 if field.default is None else field.default
+        value = field.metadata["most"] or default * 2
+        assert run("serve", f"--{field.name.replace('_', '-')}", str(value)).exit_code == 0, field.name
+        assert getattr(served[-1][1].limits, field.name) == value
+    assert run("serve", "--max-tools", "129").stderr == "octavo: error: max_tools is 129; it must be at most 128\n"
+    assert run("serve", "--max-body-bytes", "1MiB").exit_code == 0
+    assert served[-1][1].limits.max_body_bytes == 2**20
+
+
+def test_origins_come_one_by_one_or_as_vllms_list(served: Served) -> None:
+    origins = ("https://a.example", "https://b.example:81")
+    assert run("serve", "--allowed-origins", origins[0], "--allowed-origins", origins[1]).exit_code == 0
+    assert run("serve", "--allowed-origins", '["https://a.example", "https://b.example:81"]').exit_code == 0
+    assert [server.allowed_origins for _, server in served] == [origins] * 2
+    for wrong in ("[1]", "[", '["*"'):
+        assert run("serve", "--allowed-origins", wrong).exit_code == 1
 
 
 def test_no_option_is_both_here_and_not_here() -> None:

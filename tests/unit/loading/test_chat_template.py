@@ -14,6 +14,8 @@ from octavo.loading import chat_template
 from octavo.loading.chat_template import ChatTemplate
 from octavo.loading.fake_tokenizer import FAKE_CHAT_TEMPLATE
 
+pytestmark = pytest.mark.security("S3")
+
 DATA = Path(__file__).parents[2] / "data" / "chat_templates"
 CASES: list[dict[str, Any]] = [json.loads(line) for line in (DATA / "expected.jsonl").read_text().splitlines()]
 USER = [{"role": "user", "content": "Hi"}]

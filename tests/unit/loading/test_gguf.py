@@ -19,6 +19,8 @@ from octavo.loading import gguf
 from octavo.loading.gguf import GGUFFile
 from support.gguf_maker import GGUFMaker, Tensor, string, tiny_llama, value
 
+pytestmark = pytest.mark.security("S19")
+
 
 def refusal(path: Path) -> str:
     with pytest.raises(ModelFileError) as caught:

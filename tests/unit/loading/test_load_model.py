@@ -27,6 +27,8 @@ from support.hf_folder import (
 )
 from support.tiny_models import llama_config
 
+pytestmark = pytest.mark.security("S2", "S19", "S20")
+
 
 def gguf_files(maker: GGUFMaker, tmp_path: Path) -> ModelFiles:
     return resolve(str(maker.write(tmp_path / "m.gguf")), home=tmp_path / "home")

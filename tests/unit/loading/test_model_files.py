@@ -17,6 +17,8 @@ from octavo.loading.model_files import ALIASES, list_models, pull, remove, resol
 from octavo.loading.model_names import Alias, parse_hub_id
 from octavo.loading.store import model_folder, stored_path
 
+pytestmark = pytest.mark.security("S21")
+
 CONTENT = b"GGUF" + bytes(range(256)) * 400
 TOY = Alias(
     name="toy",

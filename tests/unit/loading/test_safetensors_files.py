@@ -17,6 +17,8 @@ from octavo.errors import ModelFileError
 from octavo.loading import safetensors_files
 from octavo.loading.safetensors_files import INDEX_NAME, SafetensorsFile, SafetensorsFiles
 
+pytestmark = pytest.mark.security("S20")
+
 
 def file_bytes(header: Mapping[str, Any] | str, data: bytes = b"", length: int | None = None) -> bytes:
     text = (header if isinstance(header, str) else json.dumps(header)).encode()

@@ -10,6 +10,8 @@ import pytest
 from octavo.server.openai.schemas import ChatRequest, CompletionRequest, neutral_values
 from support.http_site import CHAT, COMPLETIONS, MESSAGES, Site, check_error, run, site
 
+pytestmark = pytest.mark.security("S6", "S7", "S12")
+
 HUGE = 10**400
 WHOLE: list[Any] = [-1, 0, 1, 20, 21, 128, 129, 2**31 - 1, 2**31, 2**63, 2**64, HUGE, -HUGE, 1.5, "5", True, [], {}]
 REAL: list[Any] = [-0.0, 1e-300, 1e39, -1e39, 0, 1, 2, 2.5, -2, -2.5, 10, 10.5, HUGE, "1", True, [], {}]

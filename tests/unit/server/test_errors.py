@@ -9,6 +9,8 @@ import pytest
 from octavo.server.errors import MAX_MESSAGE_CHARS, public_message
 from octavo.server.logs import MAX_LINE_CHARS, LineFormatter, one_line
 
+pytestmark = pytest.mark.security("S22", "S23")
+
 
 @pytest.mark.parametrize(
     ("inside", "outside"),

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
-from collections.abc import AsyncIterator
+import socket
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
@@ -16,6 +18,8 @@ from octavo.server.http_protocol import bounded_protocol
 from octavo.server.limits import Limits
 from support.http_site import run, site
 
+pytestmark = pytest.mark.security("S8")
+
 ENVELOPE = {"message", "type", "param", "code"}
 
 
@@ -25,18 +29,28 @@ class Server(uvicorn.Server):
         yield
 
 
+listening_engine: list[Any] = []
+listening_server: list[Server] = []
+
+
 @asynccontextmanager
-async def listening(**limits: Any) -> AsyncIterator[int]:
+async def listening(*, engine_held: bool = False, sndbuf: int | None = None, **limits: Any) -> AsyncIterator[int]:
     made = Limits(**limits)
-    async with site(ServerConfig(limits=made)) as here:
+    async with site(ServerConfig(limits=made), max_num_seqs=64) as here:
+        listening_engine[:] = [here.engine]
+        if engine_held:
+            here.engine.hold()
         config = uvicorn.Config(
             here.app, port=0, http=bounded_protocol(made), ws="none", lifespan="off", access_log=False, log_config=None
         )
         server = Server(config)
+        listening_server[:] = [server]
         serving = asyncio.create_task(server.serve())
         while not server.started:
             await asyncio.sleep(0)
         try:
+            if sndbuf is not None:
+                server.servers[0].sockets[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, sndbuf)
             yield server.servers[0].sockets[0].getsockname()[1]
         finally:
             server.should_exit = server.force_exit = True
@@ -55,6 +69,13 @@ async def talk(port: int, *pieces: bytes) -> bytes:
         return b""
     finally:
         writer.close()
+
+
+async def close(connections: Sequence[tuple[asyncio.StreamReader, asyncio.StreamWriter]]) -> None:
+    for _, writer in connections:
+        writer.close()
+        with contextlib.suppress(ConnectionError):
+            await writer.wait_closed()
 
 
 def check(answer: bytes, status: int) -> None:
@@ -115,21 +136,84 @@ def test_a_stray_byte_behind_a_request_does_not_cut_its_answer() -> None:
     run(go())
 
 
-def test_more_connections_than_the_limit_are_closed() -> None:
+def test_when_all_connections_are_taken_the_longest_idle_one_gives_way() -> None:
     async def go() -> None:
         async with listening(max_connections=3) as port:
             held = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3)]
-            for _, writer in held:
+            for reader, writer in held:
                 writer.write(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
-            for reader, _ in held:
-                assert (await reader.readline()).startswith(b"HTTP/1.1 200 ")
-            assert await talk(port, b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n") == b""
-            for _, writer in held:
-                writer.close()
-                await writer.wait_closed()
-            await asyncio.sleep(0)
+                assert (await reader.readuntil(b"}")).startswith(b"HTTP/1.1 200 ")
             fine = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
             assert (await talk(port, fine)).startswith(b"HTTP/1.1 200 ")
+            with contextlib.suppress(ConnectionError):
+                assert await held[0][0].read() == b""
+            for reader, writer in held[1:]:
+                writer.write(fine)
+                assert (await reader.read()).startswith(b"HTTP/1.1 200 ")
+            await close(held)
+
+    run(go())
+
+
+def test_connections_that_are_owed_an_answer_do_not_give_way() -> None:
+    body = b'{"prompt": "hi", "max_tokens": 100, "ignore_eos": true, "stream": true}'
+    asks = (
+        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nConnection: close\r\n"
+    )
+    asks += b"Content-Length: %d\r\n\r\n" % len(body) + body
+
+    async def go() -> None:
+        async with listening(max_connections=2, engine_held=True) as port:
+            busy = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
+            for _, writer in busy:
+                writer.write(asks)
+            while len(listening_engine[0].requests) < 2:
+                await asyncio.sleep(0)
+            assert await talk(port, b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n") == b""
+            listening_engine[0].running.set()
+            for reader, _ in busy:
+                assert b"[DONE]" in await reader.read()
+            await close(busy)
+
+    run(go())
+
+
+def test_more_pipelined_requests_than_the_limit_close_the_connection() -> None:
+    one = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    last = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+
+    async def go() -> None:
+        async with listening(max_pipelined_requests=4) as port:
+            assert (await talk(port, one * 4 + last)).count(b"HTTP/1.1 200 ") == 5
+            assert (await talk(port, one * 1000)).count(b"HTTP/1.1 200 ") <= 5
+
+    run(go())
+
+
+@pytest.mark.parametrize("stream", [b"false", b"true"])
+def test_a_client_that_takes_nothing_is_cut_off_whole_or_streamed(stream: bytes) -> None:
+    prompts = b", ".join([b'"' + b"y" * 90 + b'"'] * 40)
+    body = b'{"prompt": [%s], "max_tokens": 30, "ignore_eos": true, "n": 4, "logprobs": 20, "stream": %s}' % (
+        prompts,
+        stream,
+    )
+    asks = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    asks += b"Content-Length: %d\r\n\r\n" % len(body) + body
+
+    async def go() -> None:
+        async with listening(write_timeout_seconds=0.2, sndbuf=4096) as port:
+            sock = socket.socket()
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            sock.setblocking(False)
+            loop = asyncio.get_running_loop()
+            await loop.sock_connect(sock, ("127.0.0.1", port))
+            await loop.sock_sendall(sock, asks)
+            connections = listening_server[0].server_state.connections
+            while not connections:
+                await asyncio.sleep(0)
+            while connections:
+                await asyncio.sleep(0.01)
+            sock.close()
 
     run(go())
 

@@ -12,6 +12,8 @@ from octavo.server.json_body import parse_object
 from octavo.server.limits import Limits
 from support.http_site import CHAT, COMPLETIONS, check_error, run, site
 
+pytestmark = pytest.mark.security("S9")
+
 DEPTH = Limits().max_json_depth
 BAD: dict[str, bytes] = {
     "empty": b"",

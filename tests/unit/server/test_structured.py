@@ -16,6 +16,8 @@ from octavo.server.limits import Limits
 from octavo.server.openai.responses import SchemaCheck
 from support.http_site import check_error, events, run, site
 
+pytestmark = pytest.mark.security("S10")
+
 SCHEMA = {
     "type": "object",
     "properties": {"kind": {"enum": ["cat", "dog"]}, "old": {"type": "boolean"}},

@@ -14,6 +14,8 @@ from octavo.server.limits import Limits
 from octavo.server.template_workers import TemplateWorkers
 from support.http_site import MESSAGES, run
 
+pytestmark = pytest.mark.security("S3")
+
 ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
 
 

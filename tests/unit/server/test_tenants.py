@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from octavo.server.config import ServerConfig
 from support.http_site import CHAT, COMPLETIONS, Site, run, site
+
+pytestmark = pytest.mark.security("S16")
 
 TWO_KEYS = ServerConfig(api_keys=("key-one", "key-two"))
 PROMPT = "a prompt of several blocks, sent more than once by everybody"

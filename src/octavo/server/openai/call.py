@@ -19,6 +19,7 @@ from octavo.outputs import CacheReport, SequenceDelta
 from octavo.sampling_params import SamplingParams
 from octavo.server.caller import Caller
 from octavo.server.generation import Generation
+from octavo.server.kv_quota import check_kv_share
 from octavo.server.openai.logprobs import TokenNames
 from octavo.server.openai.parse import UnknownNames
 from octavo.server.openai.schemas import SamplingFields
@@ -82,6 +83,8 @@ class Call:
                 "with --scheduling-policy priority",
                 param="priority",
             )
+        terms = self.caller.terms
+        check_kv_share(terms, len(prompt_token_ids), sampling, self.loaded.info)
         return EngineRequest(
             request_id=request_id_in(self.id, number),
             prompt_token_ids=prompt_token_ids,
@@ -96,6 +99,8 @@ class Call:
             arrival_time=time.monotonic(),
             fork_of=fork_of,
             first_choice=first_choice,
+            client_weight=terms.weight,
+            kv_share=1.0 if terms.kv_share is None else terms.kv_share,
         )
 
     def head(self, kind: str | None = None) -> dict[str, Any]:

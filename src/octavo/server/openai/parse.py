@@ -7,6 +7,7 @@ value, and at most so many names that a client cannot fill the log.
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar, get_args
@@ -17,6 +18,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from octavo.errors import BadRequest, short_number
+from octavo.server.counts import check_counts
 from octavo.server.errors import PayloadError
 from octavo.server.json_body import parse_object
 from octavo.server.limits import Limits
@@ -71,15 +73,21 @@ async def read(request: Request, schema: type[Schema], limits: Limits, unknown: 
         raise PayloadError(415, "the body must be JSON; send Content-Type: application/json")
     body: bytes = request.scope["octavo.body"]
     if len(body) > limits.large_body_bytes:
-        data = await asyncio.to_thread(parse_object, body, limits)
-        return await asyncio.to_thread(validate, schema, data, unknown)
-    return validate(schema, parse_object(body, limits), unknown)
+        return await asyncio.to_thread(_read, body, schema, limits, unknown)
+    return _read(body, schema, limits, unknown)
+
+
+def _read(body: bytes, schema: type[Schema], limits: Limits, unknown: UnknownNames) -> Schema:
+    data = parse_object(body, limits)
+    check_counts(data, limits)
+    return validate(schema, data, unknown)
 
 
 def validate(schema: type[Schema], data: dict[str, Any], unknown: UnknownNames) -> Schema:
     """Raises BadRequest naming the first field at fault."""
     present = {name: value for name, value in data.items() if value is not None}
-    unknown.note(name for name in present if name not in schema.model_fields)
+    known = _wire_names(schema)
+    unknown.note(name for name in present if name not in known)
     check_neutral(schema, present)
     try:
         return schema.model_validate(present)
@@ -87,6 +95,11 @@ def validate(schema: type[Schema], data: dict[str, Any], unknown: UnknownNames) 
         raise _bad_request(schema, error.errors(include_url=False)) from None
     except RecursionError:
         raise BadRequest("the body nests too deeply; flatten it") from None
+
+
+@functools.cache
+def _wire_names(schema: type[BaseModel]) -> frozenset[str]:
+    return frozenset(field.alias or name for name, field in schema.model_fields.items())
 
 
 def check_neutral(schema: type[BaseModel], present: Mapping[str, Any]) -> None:

@@ -16,6 +16,8 @@ from octavo.server.tools.events import CallArguments, CallBegin, CallEnd, Event,
 from octavo.server.tools.reasoning import BLOCKS, THINK, Plain, Split
 from octavo.server.tools.tidy import Tidy
 
+pytestmark = pytest.mark.security("S11")
+
 OFFERED = Offered(
     {
         "f": {"type": "object", "properties": {"a": {"type": "integer"}, "s": {"type": "string"}, "b": {}}},

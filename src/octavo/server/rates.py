@@ -1,0 +1,86 @@
+"""Requests and tokens a minute of one key: two buckets that refill evenly and hold a minute's worth.
+
+Refuses (RateLimited, 429 with the seconds until it would pass) what finds too little left. A prompt is charged when it
+is asked for, an answer as it is drawn, whatever its length: what is overdrawn is waited for by the next request. A
+prompt longer than a minute's worth passes when the bucket is full. Knows no key and no clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from octavo.errors import RateLimited
+from octavo.server.key_terms import KeyTerms
+
+_MINUTE = 60.0
+
+
+class Bucket:
+    """Invariant: the level is at most `per_minute`; it may be below 0."""
+
+    def __init__(self, per_minute: float, clock: Callable[[], float]) -> None:
+        self.per_minute = per_minute
+        self._clock = clock
+        self._level = max(per_minute, 1.0)
+        self._at = clock()
+
+    def wait_seconds(self, amount: float) -> float:
+        """Until `amount`, or a full bucket, is there; 0: now."""
+        self._refill()
+        return max(0.0, min(amount, self._most) - self._level) * _MINUTE / self.per_minute
+
+    def charge(self, amount: float) -> None:
+        self._refill()
+        self._level -= amount
+
+    @property
+    def _most(self) -> float:
+        return max(self.per_minute, 1.0)  # one request a key may always have, however seldom
+
+    def _refill(self) -> None:
+        now = self._clock()
+        self._level = min(self._most, self._level + (now - self._at) * self.per_minute / _MINUTE)
+        self._at = now
+
+
+class Meter:
+    """Of one key."""
+
+    def __init__(self, terms: KeyTerms, clock: Callable[[], float]) -> None:
+        self._terms = terms
+        self._requests = _bucket(terms.requests_per_minute, clock)
+        self._tokens = _bucket(terms.tokens_per_minute, clock)
+
+    @classmethod
+    def like(cls, old: Meter | None, terms: KeyTerms, clock: Callable[[], float]) -> Meter:
+        """The old one where its rates are still those of `terms`."""
+        if old is not None and (old._terms.requests_per_minute, old._terms.tokens_per_minute) == (
+            terms.requests_per_minute,
+            terms.tokens_per_minute,
+        ):
+            return old
+        return cls(terms, clock)
+
+    def take_request(self) -> None:
+        """Raises RateLimited."""
+        self._take(self._requests, 1, "requests")
+
+    def take_prompt(self, num_tokens: int) -> None:
+        """Raises RateLimited."""
+        self._take(self._tokens, num_tokens, "tokens")
+
+    def charge_tokens(self, num_tokens: int) -> None:
+        if self._tokens is not None and num_tokens:
+            self._tokens.charge(num_tokens)
+
+    def _take(self, bucket: Bucket | None, amount: float, what: str) -> None:
+        if bucket is None:
+            return
+        seconds = bucket.wait_seconds(amount)
+        if seconds > 0.0:
+            raise RateLimited(f"this key may have {bucket.per_minute:g} {what} a minute; wait and ask again", seconds)
+        bucket.charge(amount)
+
+
+def _bucket(per_minute: float | None, clock: Callable[[], float]) -> Bucket | None:
+    return None if per_minute is None else Bucket(per_minute, clock)

@@ -1,0 +1,164 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from octavo.errors import RateLimited
+from octavo.server.config import ServerConfig
+from octavo.server.key_terms import KeyTerms
+from octavo.server.rates import Bucket, Meter
+from support.attack import with_bodies
+from support.http_site import Site, check_error, run, site
+
+pytestmark = pytest.mark.security("S5")
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_bucket_refills_evenly_and_holds_a_minutes_worth() -> None:
+    clock = Clock()
+    bucket = Bucket(60, clock)
+    assert bucket.wait_seconds(60) == 0.0
+    bucket.charge(60)
+    assert bucket.wait_seconds(1) == pytest.approx(1.0)
+    clock.now = 0.5
+    assert bucket.wait_seconds(1) == pytest.approx(0.5)
+    clock.now = 1000.0
+    assert bucket.wait_seconds(60) == 0.0
+    bucket.charge(61)
+    assert bucket.wait_seconds(1) == pytest.approx(2.0)
+
+
+def test_debt_is_waited_for_and_more_than_a_minutes_worth_passes_when_the_bucket_is_full() -> None:
+    clock = Clock()
+    meter = Meter(KeyTerms("a", tokens_per_minute=100), clock)
+    meter.take_prompt(1000)
+    with pytest.raises(RateLimited) as caught:
+        meter.take_prompt(1)
+    assert caught.value.retry_after_seconds == 541
+    assert (caught.value.status, caught.value.code) == (429, "rate_limit_exceeded")
+    clock.now = 541.0
+    meter.take_prompt(1)
+
+
+def test_fewer_than_one_a_minute_is_one_now_and_then() -> None:
+    clock = Clock()
+    meter = Meter(KeyTerms("a", requests_per_minute=0.5), clock)
+    meter.take_request()
+    with pytest.raises(RateLimited) as caught:
+        meter.take_request()
+    assert caught.value.retry_after_seconds == 120
+    clock.now = 120.0
+    meter.take_request()
+
+
+def test_who_has_no_rate_is_never_refused() -> None:
+    meter = Meter(KeyTerms("a", requests_per_minute=1), Clock())
+    for _ in range(10):
+        meter.take_prompt(10**9)
+        meter.charge_tokens(10**9)
+
+
+FILE = """
+[[key]]
+name = "few"
+key = "few"
+requests_per_minute = {requests}
+tokens_per_minute = {tokens}
+
+[[key]]
+name = "free"
+key = "free"
+"""
+
+
+def config(folder: Path, requests: float = 1e6, tokens: float = 1e9) -> ServerConfig:
+    path = folder / "keys.toml"
+    path.write_text(FILE.format(requests=requests, tokens=tokens))
+    path.chmod(0o600)
+    return ServerConfig(api_key_file=path)
+
+
+async def ask(here: Site, key: str, path: str, body: Any) -> Any:
+    return await here.client.post(path, json=body, headers={"Authorization": f"Bearer {key}"})
+
+
+def test_requests_above_the_rate_are_429_on_every_route_and_other_keys_go_on(tmp_path: Path) -> None:
+    async def go() -> None:
+        async with site(config(tmp_path, requests=0.001)) as here:
+            assert (await ask(here, "few", "/v1/completions", {"prompt": "x", "max_tokens": 1})).status_code == 200
+            for target in with_bodies():
+                response = await ask(here, "few", target.url, target.body())
+                message = check_error(response, 429)["message"]
+                assert "a minute" in message
+                assert int(response.headers["retry-after"]) > 60
+                assert (await ask(here, "free", target.url, target.body())).status_code in (200, 404)
+            for path in ("/health", "/ping", "/version"):
+                response = await here.client.get(path, headers={"Authorization": "Bearer few"})
+                assert response.status_code == 200
+
+    run(go())
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_tokens_are_charged_on_every_route_that_generates_and_the_next_request_waits(
+    tmp_path: Path, stream: bool
+) -> None:
+    async def go() -> None:
+        generating = []
+        for target in with_bodies():
+            async with site(config(tmp_path, tokens=3.0)) as here:
+                body = target.body() | ({"stream": stream} if target.places("stream") else {})
+                first = await ask(here, "few", target.url, body)
+                if first.status_code != 200 or not here.engine.requests:
+                    continue
+                generating.append(target.path)
+                second = await ask(here, "few", target.url, body)
+                check_error(second, 429)
+                assert len(here.engine.requests) == 1
+                assert here.state.loaded.admission.num_taken == 0
+        assert {"/v1/chat/completions", "/v1/completions", "/v1/messages", "/api/chat"} <= set(generating)
+
+    run(go())
+
+
+def test_a_prompt_that_the_queue_refused_is_not_charged(tmp_path: Path) -> None:
+    async def go() -> None:
+        async with site(config(tmp_path, tokens=50.0), max_queue=1, max_num_seqs=1) as here:
+            here.state.loaded.admission._capacity = 0
+            for _ in range(5):
+                response = await ask(here, "few", "/v1/completions", {"prompt": "x" * 40, "max_tokens": 1})
+                assert check_error(response, 429)["code"] == "queue_full"
+            here.state.loaded.admission._capacity = 5
+            response = await ask(here, "few", "/v1/completions", {"prompt": "x" * 40, "max_tokens": 1})
+            assert response.status_code == 200
+
+    run(go())
+
+
+def test_samples_that_could_take_more_than_the_keys_share_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "keys.toml"
+    path.write_text('[[key]]\nname = "half"\nkey = "half"\nkv_share = 0.25\nweight = 3.0\n')
+    path.chmod(0o600)
+
+    async def go() -> None:
+        async with site(ServerConfig(api_key_file=path), num_gpu_blocks_override=64) as here:
+            fields = {"prompt": "hello", "max_tokens": 100, "n": 4}
+            error = check_error(await ask(here, "half", "/v1/completions", fields), 400)
+            assert error["param"] == "n"
+            assert "16" in error["message"]
+            for fine in ({"n": 1}, {"n": 4, "max_tokens": 4}):
+                assert (await ask(here, "half", "/v1/completions", fields | fine)).status_code == 200
+            assert here.engine.requests[-1].kv_share == 0.25
+            assert here.engine.requests[-1].client_weight == 3.0
+            assert here.engine.requests[-1].client_id == "key-half"
+
+    run(go())
