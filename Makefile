@@ -3,7 +3,7 @@
 #   make serve       build, fetch the default model, serve it on 127.0.0.1:8000
 #   make test        build and run the test suite (minutes)
 #
-#   install  test-long  test-sanitize  lint  typecheck  bench  dist  docs  clean
+#   install  test-long  test-security  test-sanitize  audit  lint  typecheck  bench  dist  docs  clean
 #
 # MODEL=...     what `make serve` serves          ARGS="--port 9000"   passed on to the command
 # PYTHON=...    the interpreter .venv is made of
@@ -14,7 +14,7 @@ BIN    := $(VENV)/bin
 MODEL  ?= smollm2
 NATIVE := CMakeLists.txt pyproject.toml $(shell find native -type f)
 
-.PHONY: install serve test test-long test-sanitize test-parity lint typecheck bench dist docs clean
+.PHONY: install serve test test-long test-sanitize test-security test-parity audit lint typecheck bench dist docs clean
 
 install: $(VENV)/.installed
 
@@ -42,6 +42,15 @@ test: $(VENV)/.installed-test
 test-long: $(VENV)/.installed-test
 	$(BIN)/octavo pull smollm2
 	$(BIN)/python -m pytest -m "long" $(ARGS)
+
+# Every class of attacks, on every route: docs/security.md. What runs in seconds is part of `make test` too.
+test-security: $(VENV)/.installed-test
+	$(BIN)/octavo pull smollm2
+	$(BIN)/python -m pytest -m "security and not parity and not dist" $(ARGS)
+
+# Of what a user installs. Exit code 75, told: no vulnerability database could be reached, which is no success.
+audit: $(VENV)-users/.installed
+	scripts/audit.sh $(VENV)-users
 
 test-sanitize: $(VENV)/.installed-test
 	VENV=$(VENV) scripts/test_sanitize.sh $(ARGS)
@@ -98,6 +107,7 @@ dist: $(VENV)/.installed-test
 docs: $(VENV)/.installed-test
 	$(BIN)/python scripts/make_cli_docs.py
 	$(BIN)/python scripts/make_metrics_docs.py
+	$(BIN)/python scripts/make_limits_docs.py
 
 clean:
-	rm -rf build dist $(VENV) $(VENV)-parity $(VENV)-users src/octavo/_native*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf build dist $(VENV) $(VENV)-parity $(VENV)-users .venv-audit src/octavo/_native*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis

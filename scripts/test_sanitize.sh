@@ -51,7 +51,7 @@ elif [ "$kind" = thread ]; then
   set -- tests/unit/native/test_thread_pool.py tests/unit/executors/test_cpu.py \
     -k "barrier or come_and_go or num_threads or 31_others or nan_fails"
 else
-  set -- tests/unit/native tests/unit/executors/test_cpu.py
+  set -- tests/unit/native tests/unit/executors/test_cpu.py tests/security/test_s25_native.py
 fi
 # An editable install answers for octavo._native before any path does, with the ordinary build: its finder is taken out,
 # and it is checked that the module under test is the one built here.
