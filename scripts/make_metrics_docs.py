@@ -15,6 +15,7 @@ from prometheus_client.core import Metric
 
 from octavo.core.protocols import TierStats
 from octavo.engine.info import EngineInfo, EngineStats
+from octavo.server.absent_metrics import ABSENT
 from octavo.server.metrics import ServerMetrics
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "metrics.md"
@@ -37,6 +38,13 @@ Waste is `octavo:kv_wasted_slots` over the block size times the used and shared 
 block size - 1 slots a sequence and KV group. Sharing is `octavo:kv_tokens_saved_by_sharing`: tokens that several
 sequences have and memory holds once, counted in whole blocks.
 """
+ABSENT_HEADER = """
+## Metrics of vLLM that octavo does not have
+
+A dashboard that asks for one shows nothing.
+
+| name | why, and what to read instead |
+|---|---|"""
 ROW = "| `{}` | {} | {} | {} |"
 
 
@@ -73,7 +81,9 @@ def _labels(family: Metric) -> Iterator[str]:
 
 def page() -> str:
     rows = [ROW.format(name, kind, "; ".join(labels), text) for name, kind, labels, text in families()]
-    return "\n".join([HEADER, "| name | kind | labels | what it says |", "|---|---|---|---|", *rows]) + "\n"
+    absent = [f"| `{name}` | {reason} |" for name, reason in ABSENT.items()]
+    head = [HEADER, "| name | kind | labels | what it says |", "|---|---|---|---|"]
+    return "\n".join([*head, *rows, ABSENT_HEADER, *absent]) + "\n"
 
 
 def main(arguments: list[str]) -> int:

@@ -167,6 +167,11 @@ def _add_tokens(app: FastAPI, routes: Routes) -> None:
         """The text of token ids."""
         return await tokens.detokenize(routes, request)
 
+    @app.get("/tokenizer_info", response_class=Response)
+    async def tokenizer_info() -> Response:
+        """The tokenizer's marks and the chat template."""
+        return json_response(tokens.tokenizer_info(routes.state))
+
 
 def _add_debug(app: FastAPI, state: ServerState) -> None:
     @app.get("/debug/requests/{call_id}", response_class=Response)

@@ -138,6 +138,11 @@ class _EngineCollector(Collector):
             counter.add_metric(model, value)
             yield counter
         yield from memory_metrics(info, stats)
+        waiting = GaugeMetricFamily(
+            "vllm:num_requests_waiting_by_reason", "Requests in the queue, by reason", labels=["model_name", "reason"]
+        )
+        waiting.add_metric([info.model, "capacity"], stats.num_requests_waiting)  # grammars compile before the queue
+        yield waiting
         ended = CounterMetricFamily(
             "vllm:request_success", "Requests ended, by reason", labels=["model_name", "finished_reason"]
         )

@@ -46,6 +46,7 @@ SHAPES: Final[dict[tuple[str, str], tuple[type[BaseModel] | None, type[BaseModel
     ("get", "/v1/models/{model}"): (None, shapes.ModelCard),
     ("post", "/tokenize"): (TokenizeRequest, shapes.Tokens),
     ("post", "/detokenize"): (DetokenizeRequest, shapes.DetokenizedPrompt),
+    ("get", "/tokenizer_info"): (None, shapes.TokenizerInfo),
     ("get", "/debug/requests/{call_id}"): (None, shapes.RequestRecord),
     ("post", "/reset_prefix_cache"): (None, shapes.PrefixCacheReset),
     ("get", "/health"): (None, shapes.Health),
@@ -53,6 +54,8 @@ SHAPES: Final[dict[tuple[str, str], tuple[type[BaseModel] | None, type[BaseModel
     ("get", "/version"): (None, shapes.Version),
     ("get", "/load"): (None, shapes.ServerLoad),
 }
+_STREAM_KINDS: Final = {False: "text/event-stream", True: "application/x-ndjson"}  # the second one is Ollama's
+_PLAIN_TEXT: Final = {"/metrics": "text/plain"}
 _ERRORS: Final = {"4XX": "What was asked, the limit, what to change", "5XX": "Not the request's fault"}
 
 
@@ -64,15 +67,25 @@ def make_document(app: FastAPI) -> dict[str, Any]:
         if body is not None:
             modes[body] = "validation"
             route["requestBody"] = {"required": True, "content": _content(body)}
-        error = _error_of(path)
-        modes[answer] = modes[error] = "serialization"
-        route["responses"] = {"200": {"description": "OK", "content": _content(answer)}} | {
-            status: {"description": text, "content": _content(error)} for status, text in _ERRORS.items()
-        }
+        modes[answer] = "serialization"
+        content = _content(answer)
+        if body is not None and "stream" in body.model_fields:
+            content[_STREAM_KINDS[is_ollama(path)]] = {}  # OpenAPI 3.1 has no words for the events
+        route["responses"] = _responses(content, _error_of(path))
+    for path, kind in _PLAIN_TEXT.items():
+        answers = _responses({kind: {"schema": {"type": "string"}}}, _error_of(path))
+        document["paths"][path]["get"]["responses"] = answers
+    modes |= {_error_of(path): "serialization" for path in document["paths"]}
     inputs = cast("list[tuple[type[BaseModel], JsonSchemaMode]]", list(modes.items()))
     _, schemas = models_json_schema(inputs, ref_template=_REF)
     document["components"] = {"schemas": schemas["$defs"]}
     return document
+
+
+def _responses(content: dict[str, Any], error: type[BaseModel]) -> dict[str, Any]:
+    return {"200": {"description": "OK", "content": content}} | {
+        status: {"description": text, "content": _content(error)} for status, text in _ERRORS.items()
+    }
 
 
 def _error_of(path: str) -> type[BaseModel]:

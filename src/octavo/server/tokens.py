@@ -1,4 +1,4 @@
-"""POST /tokenize and /detokenize, in vLLM's shapes: what the model sees, without running it.
+"""POST /tokenize and /detokenize, GET /tokenizer_info, in vLLM's shapes: what the model sees, without running it.
 
 Refuses empty input, ids outside the vocabulary, and text far beyond the context. Text that is merely longer than the
 context is counted, since that is what the route is asked for.
@@ -7,6 +7,7 @@ context is counted, since that is what the route is asked for.
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 from fastapi import Request, Response
 
@@ -18,6 +19,7 @@ from octavo.server.openai.call import Routes
 from octavo.server.openai.parse import read
 from octavo.server.openai.schemas import ChatRequest, DetokenizeRequest, TokenizeRequest
 from octavo.server.openai.tool_fields import asked_of
+from octavo.server.state import ServerState
 
 
 async def tokenize(routes: Routes, http: Request) -> Response:
@@ -65,3 +67,18 @@ async def _detokenize(routes: Routes, http: Request) -> Response:
         raise BadRequest(f"tokens must be ids from 0 to {vocab_size - 1}", param="tokens")
     text = await asyncio.to_thread(loaded.tokenizer.decode, ids, skip_special_tokens=False)
     return json_response({"prompt": text})
+
+
+def tokenizer_info(state: ServerState) -> dict[str, Any]:
+    """What lm-eval asks for before it lets the server tokenise for it."""
+    loaded = state.loaded
+    tokenizer, template = loaded.tokenizer, loaded.template
+    bos, eos = tokenizer.bos_token_id, tokenizer.eos_token_id
+    return {
+        "tokenizer_class": type(tokenizer).__name__,
+        "bos_token": None if bos is None else tokenizer.token_text(bos),
+        "eos_token": None if eos is None else tokenizer.token_text(eos),
+        "vocab_size": tokenizer.vocab_size,
+        "model_max_length": loaded.info.max_model_len,
+        "chat_template": None if template is None else template.source,
+    }

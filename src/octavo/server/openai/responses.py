@@ -284,6 +284,15 @@ class DetokenizedPrompt(Shape):
     prompt: str
 
 
+class TokenizerInfo(Shape):
+    tokenizer_class: str
+    bos_token: str | None
+    eos_token: str | None
+    vocab_size: int
+    model_max_length: int  # tokens of prompt and answer
+    chat_template: str | None  # Jinja
+
+
 class Health(Shape):
     status: str
 
