@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
 from msgspec import Struct
 
 FinishReason = Literal["stop", "length", "abort", "error"]
+REPETITION = "repetition_detected"  # stop_reason of an answer that ran in circles
+NOTHING_TO_DRAW = "every token is ruled out"  # error of a row, and its error_code where the request did it:
+NOTHING_TO_DRAW_CODE = "nothing_to_draw"
 CacheReason = Literal[
     "whole prompt",  # everything that can be cached was
     "prompts differ",  # as far as the nearest of the last prompts of this tenant goes; `differs_at` is the first token
@@ -28,6 +32,11 @@ class TokenLogprobs:
     token_id: int
     logprob: float  # natural logarithm, finite; the same float as in `top` where the token is in it
     top: tuple[tuple[int, float], ...] = ()  # (token id, logprob), best first, ties by lower id
+
+    @classmethod
+    def of(cls, token_id: int, logprob: float, chosen: Iterable[tuple[int, float]]) -> TokenLogprobs:
+        """With tokens that were asked for beside it, in any order."""
+        return cls(token_id, logprob, tuple(sorted(chosen, key=lambda entry: (-entry[1], entry[0]))))
 
 
 IN_MEMORY = ("memory", "origin")  # sources of hits that are no tier: cached blocks, and those of a live request
@@ -94,13 +103,14 @@ class SequenceDelta(Struct, frozen=True, gc=False, omit_defaults=True):
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...] = ()  # one a token, where asked for
     finish_reason: FinishReason | None = None
-    stop_reason: str | int | None = None  # the stop string or stop token id that ended it; None for EOS and length
+    stop_reason: str | int | None = None  # the stop string, stop token id or REPETITION that ended it, or None
     error: str | None = None  # set with finish_reason "error"
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None  # once, with the first delta; first entry None
     timings: RequestTimings | None = None  # once a request: on the delta that ends its last sample
-    error_code: str | None = None  # beside `error`, where a program should know the kind: "queue_timeout", "timeout"
+    error_code: str | None = None  # beside `error`, where a program should know the kind: "queue_timeout", "timeout",
+    # NOTHING_TO_DRAW_CODE
     cumulative_logprob: float | None = None  # of an answer that was chosen among several, which comes whole
     score: float | None = None  # by which it was: of a beam search, or the mean log-probability of `best_of`
     drawn_as: int | None = None  # its number in the random numbers, where `best_of` gave it another `index`

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from octavo.decoding_spec import RepetitionDetection, ThinkingBudget
 from octavo.errors import BadRequest, short_number
 from octavo.grammar_spec import GrammarSpec
 
@@ -18,6 +19,7 @@ MAX_N = 128
 MAX_BEAM_WIDTH = 64
 MAX_LENGTH_PENALTY = 10.0
 MAX_LOGPROBS = 20
+MAX_LOGPROB_TOKEN_IDS = 128
 MAX_STOP_STRINGS = 64
 MAX_STOP_STRING_BYTES = 1024
 MAX_STOP_TOKEN_IDS = 1024
@@ -61,12 +63,15 @@ class SamplingParams:
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     logprobs: int | None = None  # how many alternatives beside the token's own; 0..20
-    prompt_logprobs: int | None = None  # the same at prompt positions; such a request takes no prefix hits
+    logprob_token_ids: tuple[int, ...] = ()  # with `logprobs`: these are its alternatives, at most 128, not the best
+    prompt_logprobs: int | None = None  # the best at prompt positions; such a request takes no prefix hits
     skip_special_tokens: bool = True
     grammar: GrammarSpec | None = None  # what the whole answer must look like; it ends where the grammar does
     allowed_token_ids: tuple[int, ...] = ()  # only these and the end tokens are drawn; (): all
     bad_words: tuple[str, ...] = ()  # texts that are not drawn, with or without a blank before them
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()  # the same as token ids: made of `bad_words` by the engine
+    repetition_detection: RepetitionDetection | None = None  # ends an answer that runs in circles
+    thinking_token_budget: ThinkingBudget | None = None  # closes the answer's thinking after so many tokens
 
     def __post_init__(self) -> None:
         self._keep_as_typed()
@@ -107,8 +112,18 @@ class SamplingParams:
         for name in ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens", "use_beam_search"):
             if not isinstance(getattr(self, name), bool):
                 raise BadRequest(f"{name} must be true or false", param=name)
+        self._check_logprob_ids()
         self._check_constraints()
         self._check_choice()
+
+    def _check_logprob_ids(self) -> None:
+        _count("logprob_token_ids", len(self.logprob_token_ids), MAX_LOGPROB_TOKEN_IDS)
+        for token_id in self.logprob_token_ids:
+            _whole("logprob_token_ids", token_id, 0, 2**31 - 1)
+        if len(set(self.logprob_token_ids)) < len(self.logprob_token_ids):
+            raise BadRequest("logprob_token_ids names a token twice; name each once", param="logprob_token_ids")
+        if self.logprob_token_ids and self.logprobs is None:
+            raise BadRequest("logprob_token_ids needs logprobs; set it, or leave the ids out", param="logprob_token_ids")
 
     def _check_constraints(self) -> None:
         if self.grammar is not None and not isinstance(self.grammar, GrammarSpec):
@@ -118,6 +133,10 @@ class SamplingParams:
                 f"min_tokens is {self.min_tokens}, but a structured answer ends where its grammar does; leave it out",
                 param="min_tokens",
             )
+        if not isinstance(self.repetition_detection, RepetitionDetection | None):
+            raise BadRequest("repetition_detection must be a RepetitionDetection", param="repetition_detection")
+        if not isinstance(self.thinking_token_budget, ThinkingBudget | None):
+            raise BadRequest("thinking_token_budget must be a ThinkingBudget", param="thinking_token_budget")
         _count("allowed_token_ids", len(self.allowed_token_ids), MAX_ALLOWED_TOKEN_IDS)
         for token_id in self.allowed_token_ids:
             _whole("allowed_token_ids", token_id, 0, 2**31 - 1)
@@ -161,6 +180,9 @@ class SamplingParams:
             ("grammar", None),
             ("allowed_token_ids", ()),
             ("bad_words", ()),
+            ("logprob_token_ids", ()),
+            ("repetition_detection", None),
+            ("thinking_token_budget", None),
         ):
             if getattr(self, name) != neutral:
                 raise BadRequest(f"beam search draws nothing; leave {name} out, or use_beam_search", param=name)
@@ -186,7 +208,7 @@ class SamplingParams:
 
     def _keep_as_typed(self) -> None:
         """A lone string would otherwise be read as its letters."""
-        for name in ("stop", "stop_token_ids", "allowed_token_ids", "bad_words"):
+        for name in ("stop", "stop_token_ids", "allowed_token_ids", "bad_words", "logprob_token_ids"):
             value: Any = getattr(self, name)
             if name in ("stop", "bad_words") and isinstance(value, str):
                 value = (value,)
@@ -223,7 +245,16 @@ class SamplingParams:
     @property
     def is_constrained(self) -> bool:
         """Something rules tokens out that depends on the answer so far."""
-        return self.grammar is not None or bool(self.allowed_token_ids or self.bad_words_token_ids)
+        return (
+            self.grammar is not None
+            or self.thinking_token_budget is not None
+            or bool(self.allowed_token_ids or self.bad_words_token_ids)
+        )
+
+    @property
+    def num_alternatives(self) -> int:
+        """Log-probabilities reported beside each drawn token's own."""
+        return len(self.logprob_token_ids) or self.logprobs or 0
 
     @property
     def is_greedy(self) -> bool:
@@ -235,6 +266,8 @@ class SamplingParams:
             ("logit_bias", self.logit_bias),
             ("stop_token_ids", self.stop_token_ids),
             ("allowed_token_ids", self.allowed_token_ids),
+            ("logprob_token_ids", self.logprob_token_ids),
+            ("thinking_token_budget", self.thinking_token_budget.closing_token_ids if self.thinking_token_budget else ()),
         ):
             for token_id in ids:
                 if token_id >= vocab_size:

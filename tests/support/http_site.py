@@ -89,13 +89,19 @@ async def site(
     *,
     engine: ScriptedEngine | InProcessEngine | None = None,
     template: Any = None,
+    tokenizer: FakeTokenizer | None = None,
     max_queue: int = 512,
     **options: Any,
 ) -> AsyncIterator[Site]:
     config = config or ServerConfig()
     own = engine if engine is not None else InProcessEngine(**options)
     app = create_app(
-        own, FakeTokenizer(), template or DirectTemplate(), config, max_queue=max_queue, grammars=DirectGrammars()
+        own,
+        tokenizer or FakeTokenizer(),
+        template or DirectTemplate(),
+        config,
+        max_queue=max_queue,
+        grammars=DirectGrammars(),
     )
     transport = httpx.ASGITransport(app=app)
     async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:

@@ -14,7 +14,7 @@ PACKAGE = ROOT / "src" / "octavo"
 
 # Lowest first; packages of one layer never import each other.
 LAYERS: tuple[frozenset[str], ...] = (
-    frozenset({"config", "tier_spec", "sampling_params", "grammar_spec", "outputs", "errors"}),
+    frozenset({"config", "tier_spec", "sampling_params", "grammar_spec", "decoding_spec", "outputs", "errors"}),
     frozenset({"core", "program"}),
     frozenset({"sampling", "models"}),
     frozenset({"tiers", "executors", "loading", "constraints"}),
@@ -27,7 +27,9 @@ FREE = {"__init__", "__main__", "_native"}  # the public face, and the extension
 BOTTOM_MAY_IMPORT = {
     ("sampling_params", "errors"),
     ("sampling_params", "grammar_spec"),
+    ("sampling_params", "decoding_spec"),
     ("grammar_spec", "errors"),
+    ("decoding_spec", "errors"),
     ("config", "errors"),
     ("config", "tier_spec"),
     ("tier_spec", "errors"),

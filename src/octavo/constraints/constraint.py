@@ -45,6 +45,13 @@ def bitmap_of(token_ids: list[int], vocab_size: int) -> Bitmap:
     return np.packbits(bits, bitorder="little").view("<u4").astype(np.uint32)
 
 
+def allow_only(bitmap: Bitmap, token_id: int) -> None:
+    """Also where it was ruled out."""
+    bitmap.fill(0)
+    word, bit = divmod(token_id, WORD_BITS)
+    bitmap[word] = np.uint32(1 << bit)
+
+
 def clear_bit(bitmap: Bitmap, token_id: int) -> None:
     """A token beyond the bitmap is none that can be drawn."""
     word, bit = divmod(token_id, WORD_BITS)

@@ -78,6 +78,7 @@ class GrammarCompiler:
         self._lock = threading.Lock()
         self._cached: OrderedDict[GrammarSpec, Any] = OrderedDict()
         self.num_compiled = 0
+        self.token_bytes = tokenizer.token_bytes
 
     def is_cached(self, spec: GrammarSpec) -> bool:
         """Whether `compile` has nothing to do but copy; it is the newest then."""

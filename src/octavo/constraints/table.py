@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from octavo.constraints.constraint import Bitmap, Constraint, ConstraintError, num_words
 from octavo.constraints.grammar import GrammarCompiler
+from octavo.constraints.thinking import ThinkingLimit
 from octavo.constraints.token_lists import AllowedTokens, BadWords
 from octavo.core.block import SeqId
 from octavo.core.scheduler_output import AddedRow, SchedulerOutput
@@ -95,14 +96,17 @@ class ConstraintTable:
         self.accept(added.seq_id, added.token_ids[added.num_prompt_tokens :])
 
     def _made(self, added: AddedRow) -> Iterator[Constraint]:
+        """In the order in which they narrow."""
         sampling = added.sampling
-        if sampling.grammar is not None:
-            yield self._compiler.compile(sampling.grammar)
         if sampling.allowed_token_ids:
             allowed = AllowedTokens.bitmap(sampling.allowed_token_ids, added.end_token_ids, self._vocab_size)
             yield AllowedTokens(allowed)
         if sampling.bad_words_token_ids:
             yield BadWords(sampling.bad_words_token_ids)
+        if sampling.thinking_token_budget is not None:
+            yield ThinkingLimit(sampling.thinking_token_budget, self._compiler.token_bytes)
+        if sampling.grammar is not None:
+            yield self._compiler.compile(sampling.grammar)
 
     def _narrow(self, seq_id: SeqId, bitmap: Bitmap) -> None:
         if seq_id in self._broken:

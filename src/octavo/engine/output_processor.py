@@ -13,9 +13,17 @@ from typing import TYPE_CHECKING, NamedTuple
 from octavo.engine.best_of import BestOf
 from octavo.engine.detokenizer import Detokenizer, TextTokenizer
 from octavo.engine.info import ITERATION_TOKEN_BOUNDS, LATENCY_BOUNDS, Histogram
+from octavo.engine.repetition import RepetitionDetector
 from octavo.engine.stop_strings import StopFilter, prepare_stop_strings
 from octavo.errors import BadRequest
-from octavo.outputs import FinishReason, RequestTimings, SequenceDelta
+from octavo.outputs import (
+    NOTHING_TO_DRAW,
+    NOTHING_TO_DRAW_CODE,
+    REPETITION,
+    FinishReason,
+    RequestTimings,
+    SequenceDelta,
+)
 
 if TYPE_CHECKING:
     from octavo.core.request import Request, SequenceUpdate
@@ -40,15 +48,27 @@ class OutputCounters:
 
 class Outcome(NamedTuple):
     deltas: tuple[SequenceDelta, ...]
-    must_stop: bool  # a stop string or a grammar ended the sample; the scheduler does not know yet
+    must_stop: bool  # a stop string, a grammar or going in circles ended the sample; the scheduler does not know yet
+
+
+class _Read(NamedTuple):
+    """What a sample's new tokens said."""
+
+    text: str
+    num_taken: int  # tokens that were read
+    ended_by: str | None = None  # the stop string, or REPETITION
+    is_cut: bool = False  # a stop string ended the text: nothing comes after it
 
 
 class _Sample:
-    __slots__ = ("detokenizer", "finished", "last_token_time", "num_tokens", "stop_filter")
+    __slots__ = ("detokenizer", "finished", "last_token_time", "num_tokens", "repetition", "stop_filter")
 
-    def __init__(self, detokenizer: Detokenizer, stop_filter: StopFilter) -> None:
+    def __init__(
+        self, detokenizer: Detokenizer, stop_filter: StopFilter, repetition: RepetitionDetector | None
+    ) -> None:
         self.detokenizer = detokenizer
         self.stop_filter = stop_filter
+        self.repetition = repetition
         self.num_tokens = 0
         self.last_token_time: float | None = None
         self.finished = False
@@ -78,12 +98,14 @@ class _State:
             _Sample(
                 _detokenizer(request, tokenizer),
                 StopFilter(patterns, include_in_output=sampling.include_stop_str_in_output),
+                _repetition(request),
             )
             for _ in range(sampling.num_reported)
         ]
         self.num_open = sampling.num_reported
         self.choice = BestOf(sampling) if sampling.picks_best else None
-        self.is_plain = not patterns and self.choice is None  # a token in the middle is told as it is
+        # A token in the middle is told as it is:
+        self.is_plain = not patterns and self.choice is None and sampling.repetition_detection is None
         self.num_cached_tokens = 0
         self.first_scheduled_time: float | None = None
         self.first_token_time: float | None = None
@@ -130,16 +152,16 @@ class OutputProcessor:
         sample = state.samples[update.index]
         if state.is_plain and update.finish_reason is None and len(update.new_token_ids) == 1 and not is_over:
             return Outcome((self._next_token(state, sample, update, now),), must_stop=False)
-        text, num_taken, stop_string = _read_tokens(state, sample, update)
-        finish_reason: FinishReason | None = "stop" if stop_string is not None else update.finish_reason
+        text, num_taken, ended_by, is_cut = _read_tokens(state, sample, update)
+        finish_reason: FinishReason | None = "stop" if ended_by is not None else update.finish_reason
         if is_over and finish_reason in (None, "length"):
             finish_reason = "stop"
-        stop_reason: str | int | None = stop_string
-        if finish_reason is not None and stop_string is None and update.error is None:
+        stop_reason: str | int | None = ended_by
+        if finish_reason is not None and not is_cut and update.error is None:
             # Of a sample that broke, what was held back is dropped: it may be half a character or half a stop string.
             tail = sample.stop_filter.push(sample.detokenizer.flush(), honoured=False)
             text += tail.text + sample.stop_filter.flush()
-            stop_reason = _stop_token(state, update)
+            stop_reason = ended_by if ended_by is not None else _stop_token(state, update)
         self._count_tokens(state, sample, update, num_taken, now)
         timings = self._finish(update.request_id, state, sample, finish_reason, now) if finish_reason else None
         delta = SequenceDelta(
@@ -155,6 +177,7 @@ class OutputProcessor:
             num_cached_tokens=state.num_cached_tokens,
             prompt_logprobs=None if update.prompt_logprobs is None else (None, *update.prompt_logprobs),
             timings=timings,
+            error_code=_error_code(state, update),
             cumulative_logprob=update.cumulative_logprob,
             score=update.score,
         )
@@ -262,8 +285,20 @@ def _detokenizer(request: Request, tokenizer: TextTokenizer) -> Detokenizer:
     return detokenizer
 
 
-def _read_tokens(state: _State, sample: _Sample, update: SequenceUpdate) -> tuple[str, int, str | None]:
-    """The text the new tokens release, how many of them were read, and the stop string that ended the reading."""
+def _repetition(request: Request) -> RepetitionDetector | None:
+    """A branch goes on with the answer it left, also in circles."""
+    spec, prompt = request.sampling.repetition_detection, request.prompt_token_ids
+    return None if spec is None else RepetitionDetector(spec, prompt[len(prompt) - request.num_given_tokens :])
+
+
+def _error_code(state: _State, update: SequenceUpdate) -> str | None:
+    """What the request ruled out is its own doing, not the server's."""
+    sampling = state.request.sampling
+    is_narrowed = sampling.is_constrained or sampling.min_tokens > 0
+    return NOTHING_TO_DRAW_CODE if update.error == NOTHING_TO_DRAW and is_narrowed else None
+
+
+def _read_tokens(state: _State, sample: _Sample, update: SequenceUpdate) -> _Read:
     sampling = state.request.sampling
     ends_with_stop_token = update.finish_reason == "stop" and not sampling.include_stop_str_in_output
     text = ""
@@ -272,15 +307,17 @@ def _read_tokens(state: _State, sample: _Sample, update: SequenceUpdate) -> tupl
         if ends_with_stop_token and place == len(update.new_token_ids) - 1:
             continue  # an end token is no part of the text
         piece = sample.detokenizer.push(token_id)
+        num_tokens = state.request.num_given_tokens + sample.num_tokens  # of the answer that a branch goes on with
         if not state.has_stop:
             text += piece
-            continue
-        num_tokens = state.request.num_given_tokens + sample.num_tokens  # of the answer that a branch goes on with
-        released = sample.stop_filter.push(piece, honoured=num_tokens > sampling.min_tokens)
-        text += released.text
-        if released.stop_string is not None:
-            return text, place + 1, released.stop_string
-    return text, len(update.new_token_ids), None
+        else:
+            released = sample.stop_filter.push(piece, honoured=num_tokens > sampling.min_tokens)
+            text += released.text
+            if released.stop_string is not None:
+                return _Read(text, place + 1, released.stop_string, is_cut=True)
+        if sample.repetition is not None and sample.repetition.push(token_id) and num_tokens >= sampling.min_tokens:
+            return _Read(text, place + 1, REPETITION)
+    return _Read(text, len(update.new_token_ids))
 
 
 def _stop_token(state: _State, update: SequenceUpdate) -> int | None:

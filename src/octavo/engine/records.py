@@ -19,6 +19,7 @@ from octavo.core.block import SeqId
 from octavo.core.request import Request, Status
 from octavo.core.swap_costs import SwapDecision
 from octavo.engine.engine_request import ForkPoint, call_of
+from octavo.decoding_spec import RepetitionDetection, ThinkingBudget
 from octavo.errors import BadRequest, NotFound
 from octavo.grammar_spec import GrammarSpec
 from octavo.outputs import CacheReport, FinishReason
@@ -353,6 +354,10 @@ def _parameters(sampling: SamplingParams) -> dict[str, Parameter]:
             continue  # the record has the one in use
         if isinstance(value, GrammarSpec):
             told[each.name] = value.kind
+        elif isinstance(value, ThinkingBudget):
+            told[each.name] = value.max_tokens
+        elif isinstance(value, RepetitionDetection):
+            told[each.name] = str(value)
         elif isinstance(value, _PLAIN):
             told[each.name] = value
         else:

@@ -6,7 +6,7 @@ ConfigError. Batch invariance holds bit for bit: what is computed for a token de
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
 import numpy as np
@@ -15,10 +15,12 @@ import numpy.typing as npt
 from octavo import _native
 from octavo.core.block import BlockId, SeqId
 from octavo.core.protocols import ExecutorInfo, StepMasks
-from octavo.core.scheduler_output import SchedulerOutput, StepOutput
+from octavo.core.scheduler_output import AddedRow, SchedulerOutput, StepOutput
 from octavo.errors import ConfigError
 from octavo.executors.cpu_drawing import (
     FAILURES,
+    Alternatives,
+    ChosenTokens,
     PromptQueries,
     draw_parameters,
     prompt_logprobs,
@@ -85,6 +87,8 @@ class CpuExecutor:
         self._drawing = _native.Drawing(self._isa, program.vocab_size, max_num_seqs, self._pool.size)
         self._rows = rows = Rows(max_num_seqs, max_model_len, block_size, len(program.kv_groups))
         self._step_rows = _native.StepRows(rows.token_ids, rows.num_tokens, rows.block_tables, block_size)
+        self._choosers: set[SeqId] = set()  # rows that name tokens whose log-probabilities they want
+        self._chosen: ChosenTokens | None = None  # made for the first of them
         self.keep_logits = keep_logits
         self.last_logits: dict[SeqId, Float32] = {}  # [vocab_size] of each row that drew in the latest step
 
@@ -105,13 +109,17 @@ class CpuExecutor:
         """One step; see `core.protocols.Executor`."""
         rows = self._rows
         rows.apply(plan)
+        self._choosers.difference_update(plan.removed)
         for added in plan.added:
             self._drawing.set_row(rows.row_of[added.seq_id], draw_parameters(added))
+            if added.sampling.logprob_token_ids:
+                self._choosers.add(added.seq_id)
         if plan.copies:
             self._arena.copy(list(plan.copies))
         row_ids = [rows.row_of[seq_id] for seq_id in plan.seq_ids]
         asked = prompt_queries(plan, row_ids, rows)
-        logits = np.empty((len(_drawn(plan)), self._runner.vocab_size), np.float32) if self.keep_logits else None
+        keeps = self.keep_logits or not self._choosers.isdisjoint(plan.seq_ids)
+        logits = np.empty((len(_drawn(plan)), self._runner.vocab_size), np.float32) if keeps else None
         mask_of = [] if masks is None else [masks.of.get(seq_id, -1) for seq_id, _ in _drawn(plan)]
         shared_before = self._runner.shared_queries
         model_seconds = self._runner.run(
@@ -127,12 +135,14 @@ class CpuExecutor:
             mask_of,
             logits,
         )
-        if logits is not None:
+        if logits is not None and self.keep_logits:
             self.last_logits = {s: row for (s, _), row in zip(_drawn(plan), logits, strict=True)}
-        return self._output(plan, asked, self._runner.shared_queries - shared_before, model_seconds)
+        return self._output(plan, asked, logits, self._runner.shared_queries - shared_before, model_seconds)
 
-    def _output(self, plan: SchedulerOutput, asked: PromptQueries, num_shared: int, model_seconds: float) -> StepOutput:
-        """What was drawn; each row has its first token already."""
+    def _output(
+        self, plan: SchedulerOutput, asked: PromptQueries, logits: Float32 | None, num_shared: int, model_seconds: float
+    ) -> StepOutput:
+        """What was drawn; each row has its first token already. `logits`: of the rows that drew, where they are kept."""
         drawing = self._drawing
         if not (drawing.any_failed or drawing.any_logprobs):
             return StepOutput(drawing.token_ids, num_shared_queries=num_shared, model_seconds=model_seconds)
@@ -140,8 +150,16 @@ class CpuExecutor:
         token_ids = drawing.token_ids
         failed = {s: FAILURES[status] for (s, _), status in zip(drawn, drawing.statuses, strict=False) if status}
         prompts = prompt_logprobs(drawing, asked, len(drawn), len(token_ids), failed)
-        logprobs = sampled_logprobs(drawing, [(self._rows.added[s], n) for s, n in drawn], token_ids)
+        added = [(self._rows.added[s], n) for s, n in drawn]
+        logprobs = sampled_logprobs(drawing, added, token_ids, self._named([row for row, _ in added], logits))
         return StepOutput(token_ids, logprobs, prompts, failed, num_shared, model_seconds)
+
+    def _named(self, drawn: Sequence[AddedRow], logits: Float32 | None) -> Mapping[int, Alternatives]:
+        if logits is None or not self._choosers:
+            return {}
+        if self._chosen is None:
+            self._chosen = ChosenTokens(self._isa, self._runner.vocab_size)
+        return self._chosen.of(drawn, logits)
 
     def release_blocks(self, block_ids: Sequence[BlockId]) -> None:
         """Whole pages inside go back to the system."""

@@ -16,7 +16,7 @@ from octavo import _native
 from octavo.core.block import SeqId
 from octavo.core.scheduler_output import AddedRow, SchedulerOutput
 from octavo.executors.rows import Rows
-from octavo.outputs import TokenLogprobs
+from octavo.outputs import NOTHING_TO_DRAW, TokenLogprobs
 
 Int32 = npt.NDArray[np.int32]
 
@@ -24,8 +24,9 @@ Int32 = npt.NDArray[np.int32]
 FAILURES = {
     1: "the model's logits hold NaN",
     2: "the model's logits hold infinity",
-    3: "every token is ruled out",
+    3: NOTHING_TO_DRAW,
 }
+Alternatives = Sequence[tuple[int, float]]  # token id, log-probability
 NO_QUERIES: Int32 = np.zeros((0, 3), np.int32)
 
 
@@ -83,21 +84,46 @@ def prompt_queries(plan: SchedulerOutput, row_ids: Sequence[int], rows: Rows) ->
 
 
 def sampled_logprobs(
-    drawing: _native.Drawing, drawn: Sequence[tuple[AddedRow, int]], token_ids: Sequence[int]
+    drawing: _native.Drawing,
+    drawn: Sequence[tuple[AddedRow, int]],
+    token_ids: Sequence[int],
+    chosen: Mapping[int, Alternatives],
 ) -> Mapping[int, TokenLogprobs]:
-    """By place in `token_ids`, for the rows that ask; `drawn`: each row that drew, and how many tokens."""
+    """By place in `token_ids`, for the rows that ask; `drawn`: each row that drew, and how many tokens; `chosen`: by
+    number in `drawn`, of the rows that named their alternatives."""
     if not drawing.any_logprobs:
         return {}
     values = drawing.logprobs
     found = {}
     place = 0
     for item, (added, num_samples) in enumerate(drawn):
-        if added.num_top is not None:
+        if item in chosen:
+            for at in range(place, place + num_samples):
+                found[at] = TokenLogprobs.of(token_ids[at], values[at], chosen[item])
+        elif added.num_top is not None:
             top = tuple(drawing.top(item, added.num_top))
             for at in range(place, place + num_samples):
                 found[at] = TokenLogprobs(token_ids[at], values[at], top)
         place += num_samples
     return found
+
+
+class ChosenTokens:
+    """Log-probabilities of tokens that some rows name, from copies of their logits; by the kernel that makes the drawn
+    tokens' own, so that of one position and one token both are the same float."""
+
+    def __init__(self, isa: str, vocab_size: int) -> None:
+        self._sampler = _native.Sampler(isa, vocab_size)
+
+    def of(self, drawn: Sequence[AddedRow], logits: npt.NDArray[np.float32]) -> Mapping[int, Alternatives]:
+        """By number in `drawn`; `logits` [drawn, vocab_size]. A row whose logits are broken fails elsewhere."""
+        found: dict[int, Alternatives] = {}
+        for item, added in enumerate(drawn):
+            if added.sampling.logprob_token_ids:
+                ids = list(added.sampling.logprob_token_ids)
+                _, _, values, _, _ = self._sampler.token_logprobs(logits[item], ids)
+                found[item] = list(zip(ids, values, strict=True))
+        return found
 
 
 def prompt_logprobs(

@@ -119,7 +119,8 @@ class FakeExecutor:
                 if masks is not None and seq_id in masks.of:
                     token_id = _allowed_from(token_id, masks.bitmaps[masks.of[seq_id]], self.vocab_size)
                 if wanted is not None:
-                    logprobs[len(token_ids)] = self._logprobs(history, token_id, wanted)
+                    chosen = row.added.sampling.logprob_token_ids
+                    logprobs[len(token_ids)] = self._logprobs(history, token_id, wanted, chosen)
                 token_ids.append(token_id)
             if num_samples:
                 row.token_ids.append(token_ids[-num_samples])
@@ -230,9 +231,14 @@ class FakeExecutor:
                     token_id = (token_id + 1) % self.vocab_size
         return token_id
 
-    def _logprobs(self, history: tuple[int, ...], token_id: int, num_top: int) -> TokenLogprobs:
-        """The token and the ids after it, each less likely than the one before."""
+    def _logprobs(
+        self, history: tuple[int, ...], token_id: int, num_top: int, chosen: Sequence[int] = ()
+    ) -> TokenLogprobs:
+        """The token and the ids after it, each less likely than the one before; or the chosen ones among these."""
         count, step = min(num_top, self.vocab_size), self.logprob_step(history)
+        if chosen:
+            ranks = [(each, (each - token_id) % self.vocab_size) for each in chosen]
+            return TokenLogprobs.of(token_id, -step, [(each, -(rank + 1) * step) for each, rank in ranks])
         top = tuple(((token_id + r) % self.vocab_size, -(r + 1) * step) for r in range(count))
         return TokenLogprobs(token_id, -step, top)
 

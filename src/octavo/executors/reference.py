@@ -226,9 +226,11 @@ class ReferenceExecutor:
                 for draw_index in range(num_samples):
                     drawer = self._drawer(seq_id, draw_index, masks)
                     token_ids.append(sampling.draw(logits[last], drawer))
-                    wanted = self._rows.added[seq_id].num_top
-                    if wanted is not None:
-                        logprobs[len(token_ids) - 1] = _logprobs(logits[last], token_ids[-1], wanted)
+                    added = self._rows.added[seq_id]
+                    if added.num_top is not None:
+                        logprobs[len(token_ids) - 1] = _logprobs(
+                            logits[last], token_ids[-1], added.num_top, added.sampling.logprob_token_ids
+                        )
             except sampling.UndrawableError as error:
                 failed[seq_id] = str(error)
                 prompt_logprobs.pop(seq_id, None)
@@ -254,9 +256,9 @@ class ReferenceExecutor:
         )
 
 
-def _logprobs(logits: Float32, token_id: int, num_top: int) -> TokenLogprobs:
+def _logprobs(logits: Float32, token_id: int, num_top: int, chosen: Sequence[int] = ()) -> TokenLogprobs:
     sampling.check(logits)
-    return sampling.token_logprobs(logits, token_id, num_top)
+    return sampling.token_logprobs(logits, token_id, num_top, chosen)
 
 
 def _load(source: ParameterSource, name: str, shape: tuple[int, ...]) -> Float32:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from octavo.outputs import TokenLogprobs
+from octavo.outputs import NOTHING_TO_DRAW, TokenLogprobs
 from octavo.sampling.rng import uniform
 from octavo.sampling_params import SamplingParams
 
@@ -53,7 +53,7 @@ def check(logits: Float32) -> None:
     if np.isposinf(logits).any():
         raise UndrawableError("the model's logits hold infinity")
     if np.isneginf(logits).all():
-        raise UndrawableError("every token is ruled out")
+        raise UndrawableError(NOTHING_TO_DRAW)
 
 
 def draw(logits: Float32, drawer: Drawer) -> int:
@@ -125,8 +125,10 @@ def log_softmax(logits: Float32) -> Float32:
     return np.maximum(wide, LOGPROB_FLOOR).astype(np.float32)
 
 
-def token_logprobs(logits: Float32, token_id: int, num_top: int) -> TokenLogprobs:
-    """What is reported for `token_id` at a position with these logits, with the `num_top` best beside it."""
+def token_logprobs(logits: Float32, token_id: int, num_top: int, chosen: Sequence[int] = ()) -> TokenLogprobs:
+    """What is reported for `token_id` at a position with these logits, beside it the `num_top` best, or the chosen."""
     values = log_softmax(logits)
+    if chosen:
+        return TokenLogprobs.of(token_id, float(values[token_id]), [(i, float(values[i])) for i in chosen])
     top = best_first(logits)[:num_top]
     return TokenLogprobs(token_id, float(values[token_id]), tuple((int(i), float(values[i])) for i in top))

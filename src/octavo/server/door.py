@@ -95,9 +95,9 @@ class Door:
 
     async def _handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         request_id = _request_id(scope)
-        answer = _Answer(send, request_id, drop_body=scope["method"] == "HEAD")
         inner = dict(scope)
         inner["octavo.request_id"] = request_id
+        answer = _Answer(send, inner, drop_body=scope["method"] == "HEAD")
         if scope["method"] == "HEAD":
             inner["method"] = "GET"
         try:
@@ -167,16 +167,18 @@ class Door:
 class _Answer:
     """Adds the request's id to the answer, and knows whether it began."""
 
-    def __init__(self, send: Send, request_id: str, *, drop_body: bool) -> None:
+    def __init__(self, send: Send, scope: Scope, *, drop_body: bool) -> None:
+        """`scope` holds the id, which a route may find in the body and set."""
         self._send = send
-        self._header = (b"x-request-id", request_id.encode("ascii"))
+        self._scope = scope
         self._drop_body = drop_body
         self._started = False
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self._started = True
-            message = {**message, "headers": [*message.get("headers", ()), self._header]}
+            header = (b"x-request-id", self._scope["octavo.request_id"].encode("ascii"))
+            message = {**message, "headers": [*message.get("headers", ()), header]}
         elif self._drop_body and message["type"] == "http.response.body":
             message = {**message, "body": b""}
         await self._send(message)
@@ -239,9 +241,14 @@ def _is_from_elsewhere(scope: Scope) -> bool:
 def _request_id(scope: Scope) -> str:
     """The client's X-Request-Id where it is one short printable text, else one of ours."""
     values = [value for name, value in scope["headers"] if name == b"x-request-id"]
-    if len(values) == 1 and 0 < len(values[0]) <= MAX_REQUEST_ID_CHARS and all(32 < byte < 127 for byte in values[0]):
+    if len(values) == 1 and is_request_id(values[0]):
         return bytes(values[0]).decode("ascii")
     return secrets.token_hex(16)
+
+
+def is_request_id(value: bytes) -> bool:
+    """Whether a header may carry it as it is."""
+    return 0 < len(value) <= MAX_REQUEST_ID_CHARS and all(32 < byte < 127 for byte in value)
 
 
 def _check_encoding(scope: Scope) -> None:

@@ -17,8 +17,8 @@ from typing import Any, TypeVar
 from starlette.types import Receive
 
 from octavo.engine.engine_request import EngineRequest
-from octavo.errors import InternalError, OctavoError, QueueFull, RateLimited, retry_after_seconds
-from octavo.outputs import CacheReport, RequestTimings, SequenceDelta, TokenLogprobs
+from octavo.errors import BadRequest, InternalError, OctavoError, QueueFull, RateLimited, retry_after_seconds
+from octavo.outputs import NOTHING_TO_DRAW_CODE, CacheReport, RequestTimings, SequenceDelta, TokenLogprobs
 from octavo.server.errors import ClientGone, ServiceUnavailable
 from octavo.server.limits import Limits
 from octavo.server.metrics import ServerMetrics
@@ -159,6 +159,13 @@ class Generation:
             self._metrics.observe(delta.timings)
             if delta.timings.cache is not None:
                 self.cache_reports[number] = delta.timings.cache
+        if delta.finish_reason == "error" and delta.error_code == NOTHING_TO_DRAW_CODE:
+            raise BadRequest(
+                "the request leaves no token that may be drawn: allowed_token_ids, bad_words, min_tokens and the "
+                "answer's form rule out all of them together; loosen one",
+                param="allowed_token_ids",
+                code=NOTHING_TO_DRAW_CODE,
+            )
         if delta.finish_reason == "error" and delta.error_code is not None:
             raise ServiceUnavailable(
                 delta.error or "the request took too long",

@@ -1,7 +1,7 @@
 """Text and messages to token ids, without holding up the event loop.
 
 Refuses text so long that no tokenizer could fit it in the context before reading it, and more prompts than one call
-may bring before all of them are ids. At most `_NUM_THREADS` long texts are tokenised at once, whoever left meanwhile.
+may bring before all of them are ids, unless it asked to have them shortened. At most `_NUM_THREADS` long texts are tokenised at once, whoever left meanwhile.
 In a conversation, the spelling of a special token inside what a user or a tool said is encoded as text: it cannot end
 a turn or begin another (`Guard`). The raw prompts of /v1/completions are the caller's own and may hold special tokens.
 """
@@ -18,8 +18,10 @@ from typing import Any, TypeVar
 
 from octavo.engine.info import EngineInfo
 from octavo.errors import BadRequest
+from octavo.server.infill import Infill
 from octavo.server.limits import Limits
 from octavo.server.protocol import TemplateLike, TokenizerLike
+from octavo.server.truncation import Truncation, shortened
 
 _GUARDED_ROLES = ("user", "tool")
 _NUM_THREADS = 2  # a long text takes some 200 bytes a character while the library is at it
@@ -40,27 +42,53 @@ class PromptEncoder:
         self._special = re.compile("|".join(map(re.escape, spelled))) if spelled else None
         self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="tokenizer")
 
-    async def encode_text(self, text: str, *, add_special_tokens: bool, param: str) -> list[int]:
+    async def encode_text(
+        self, text: str, *, add_special_tokens: bool, param: str, truncation: Truncation | None = None
+    ) -> list[int]:
         """Raises BadRequest."""
         self._check_length(text, param)
-        if len(text) <= self._limits.large_text_chars:
-            return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
-        return await self._in_thread(lambda: self._tokenizer.encode(text, add_special_tokens=add_special_tokens))
+        encode = partial(self._tokenizer.encode, text, add_special_tokens=add_special_tokens)
+        ids = encode() if len(text) <= self._limits.large_text_chars else await self._in_thread(encode)
+        return shortened(ids, truncation)
 
-    async def encode_texts(self, texts: Sequence[str], *, add_special_tokens: bool, param: str) -> list[list[int]]:
+    async def encode_texts(
+        self, texts: Sequence[str], *, add_special_tokens: bool, param: str, truncation: Truncation | None = None
+    ) -> list[list[int]]:
         """Many, each of them no longer than the context. Raises BadRequest."""
         if len(texts) == 1:
-            return [await self.encode_text(texts[0], add_special_tokens=add_special_tokens, param=param)]
+            only = await self.encode_text(
+                texts[0], add_special_tokens=add_special_tokens, param=param, truncation=truncation
+            )
+            return [only]
         for text in texts:
             self._check_length(text, param)
         found: list[list[int]] = []
         num_tokens = 0
         for batch in _batches(texts, self._limits.large_text_chars):
             encode = partial(self._tokenizer.encode_batch, batch, add_special_tokens=add_special_tokens)
-            for ids in await self._in_thread(encode):
+            for whole in await self._in_thread(encode):
+                ids = shortened(whole, truncation)
                 num_tokens += len(ids)
                 self._check_tokens(len(ids), num_tokens, param)
                 found.append(ids)
+        return found
+
+    async def encode_infill(
+        self, prompts: Sequence[str | list[int]], suffix: str, infill: Infill, *, add_special_tokens: bool
+    ) -> list[list[int]]:
+        """Each prompt with the suffix and the hole between them. Raises BadRequest."""
+        self._check_length(suffix, "suffix")
+        texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+        encoded = iter(await self.encode_texts(texts, add_special_tokens=False, param="prompt") if texts else ())
+        lead = self._tokenizer.encode("", add_special_tokens=True) if add_special_tokens else []
+        behind = await self._in_thread(lambda: infill.suffix_ids(self._tokenizer, suffix))
+        found: list[list[int]] = []
+        num_tokens = 0
+        for prompt in prompts:
+            ids = infill.prompt(lead, next(encoded) if isinstance(prompt, str) else prompt, behind)
+            num_tokens += len(ids)
+            self._check_tokens(len(ids), num_tokens, "prompt")
+            found.append(ids)
         return found
 
     async def encode_messages(
@@ -70,8 +98,12 @@ class PromptEncoder:
         add_generation_prompt: bool,
         add_special_tokens: bool,
         kwargs: Mapping[str, Any],
+        documents: Sequence[Mapping[str, str]] | None = None,
+        continue_final_message: bool = False,
+        truncation: Truncation | None = None,
     ) -> list[int]:
-        """Raises BadRequest: no template, one that refuses the conversation, text too long."""
+        """`continue_final_message`: the prompt ends with the last message's text. Raises BadRequest: no template, one
+        that refuses the conversation or does not show its last message, text too long."""
         template = self._template
         if template is None:
             raise BadRequest(
@@ -81,11 +113,23 @@ class PromptEncoder:
         for message in messages:
             self._check_length(message["content"], "messages")
         guard = Guard(self._special)
-        text = await template.render(guard.hide(messages), add_generation_prompt=add_generation_prompt, kwargs=kwargs)
+        shown = guard.hide(messages)
+        if documents is not None:
+            for each in documents:
+                self._check_length("".join(each.values()), "documents")
+            kwargs = {**kwargs, "documents": guard.hide_texts(documents)}
+        if continue_final_message:
+            shown = [*shown[:-1], {**shown[-1], "content": shown[-1]["content"] + guard.end_mark}]
+        text = await template.render(shown, add_generation_prompt=add_generation_prompt, kwargs=kwargs)
+        if continue_final_message:
+            text = guard.up_to_end(text)
         self._check_length(text, "messages")
         if guard.is_empty:
-            return await self.encode_text(text, add_special_tokens=add_special_tokens, param="messages")
-        return await self._in_thread(lambda: self._encode_guarded(text, guard, add_special_tokens))
+            return await self.encode_text(
+                text, add_special_tokens=add_special_tokens, param="messages", truncation=truncation
+            )
+        ids = await self._in_thread(lambda: self._encode_guarded(text, guard, add_special_tokens))
+        return shortened(ids, truncation)
 
     async def _in_thread(self, work: Callable[[], Result]) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
@@ -146,9 +190,10 @@ def _batches(texts: Sequence[str], num_chars: int) -> Iterator[list[str]]:
 
 
 class Guard:
-    """Hides the spellings of special tokens in what users and tools said while the template is rendered.
+    """Hides the spellings of special tokens in what users, tools and documents say while the template is rendered.
 
-    Each becomes a mark of private-use characters with a random part, which no template knows and no text can forge.
+    Each becomes a mark of private-use characters with a random part, which no template knows and no text can forge. So
+    is the end of a message that is to be continued.
     """
 
     def __init__(self, special: re.Pattern[str] | None) -> None:
@@ -156,6 +201,7 @@ class Guard:
         self._nonce = secrets.token_hex(8)
         self._hidden: list[str] = []
         self._mark = re.compile(f"\ue000{self._nonce}:(\\d+)\ue001")
+        self.end_mark = f"\ue000{self._nonce}:end\ue001"
 
     @property
     def is_empty(self) -> bool:
@@ -170,6 +216,22 @@ class Guard:
             else message
             for message in messages
         ]
+
+    def hide_texts(self, documents: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
+        if self._special is None:
+            return [dict(each) for each in documents]
+        return [{name: self._special.sub(self._replace, text) for name, text in each.items()} for each in documents]
+
+    def up_to_end(self, text: str) -> str:
+        """Raises BadRequest where the template left the marked message out."""
+        place = text.rfind(self.end_mark)
+        if place < 0:
+            raise BadRequest(
+                "this model's chat template does not show the last message as it is, so it cannot be continued; leave "
+                "continue_final_message out",
+                param="continue_final_message",
+            )
+        return text[:place]
 
     def show(self, text: str) -> str:
         return self._mark.sub(lambda match: self._hidden[int(match.group(1))], text)

@@ -8,16 +8,18 @@ Refuses work in every phase but READY (`unavailable`). One writer: `octavo.serve
 from __future__ import annotations
 
 import enum
+import functools
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from octavo import __version__
-from octavo.errors import EngineDead, NotFound
+from octavo.errors import BadRequest, EngineDead, NotFound
 from octavo.server.admission import Admission
 from octavo.server.config import ServerConfig
 from octavo.server.errors import ServiceUnavailable
 from octavo.server.grammar_workers import GrammarWorkers
+from octavo.server.infill import Infill
 from octavo.server.keys import Keys
 from octavo.server.prompts import PromptEncoder
 from octavo.server.protocol import EngineLike, GrammarChecker, TemplateLike, TokenizerLike
@@ -61,6 +63,20 @@ class Loaded:
         capacity = config.limits.max_requests_in_flight or info.max_num_seqs + max_queue
         self.admission = Admission(capacity, lambda: engine.stats().queue_seconds)
         self.meter: Callable[[str], Meter | None] = lambda _: None  # of a caller's tokens, by owner
+
+    def check_infill(self) -> Infill:
+        """How this model is asked to fill in the middle. Raises BadRequest where it cannot be."""
+        if self._infill is None:
+            raise BadRequest(
+                "suffix: this model's tokenizer has no tokens to fill in the middle; leave it out, or serve a model "
+                "that was trained for it",
+                param="suffix",
+            )
+        return self._infill
+
+    @functools.cached_property
+    def _infill(self) -> Infill | None:
+        return Infill.of(self.tokenizer)
 
     def check_model(self, name: str | None) -> str:
         """The name to answer with. Raises NotFound for one that is not served; no name means the first."""

@@ -43,12 +43,14 @@ async def _tokenize(routes: Routes, http: Request) -> Response:
             add_generation_prompt=body.add_generation_prompt,
             add_special_tokens=body.add_special_tokens,
             chat_template_kwargs=body.chat_template_kwargs,
+            continue_final_message=body.continue_final_message,
         )
         asked = asked_of(chat, routes.state.config.limits, has_form=False)
         ids = await conversation.prompt_of(loaded, chat, asked)
     else:
-        if body.chat_template_kwargs is not None or body.add_generation_prompt is not None or body.tools:
-            raise BadRequest("chat_template_kwargs, add_generation_prompt and tools go with messages", param="prompt")
+        of_messages = ("chat_template_kwargs", "add_generation_prompt", "continue_final_message", "tools")
+        if any(getattr(body, name) not in (None, []) for name in of_messages):
+            raise BadRequest(f"{', '.join(of_messages)} go with messages; leave them out", param="prompt")
         ids = await loaded.encoder.encode_text(
             body.prompt or "", add_special_tokens=body.add_special_tokens is not False, param="prompt"
         )

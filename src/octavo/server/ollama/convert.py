@@ -113,6 +113,8 @@ def _prompt(body: OllamaGenerateRequest) -> list[Message]:
     """Of a prompt that the chat template writes; a raw one is nobody's message."""
     if body.raw and body.system:
         raise BadRequest("raw sends the prompt as it is; write what system says into it, or leave raw out", param="raw")
+    if body.suffix and body.system:
+        raise BadRequest("suffix asks for what stands between two texts, without system; leave one out", param="suffix")
     found = [Message.model_construct(role="system", content=body.system)] if body.system else []
     return [*found, Message.model_construct(role="user", content=body.prompt or "")]
 

@@ -54,12 +54,13 @@ async def _answer(routes: Routes, http: Request, schema: type[Body]) -> Response
     call = _OllamaCall(routes, http, chat, "message" if isinstance(body, OllamaChatRequest) else "response")
     if not (body.messages if isinstance(body, OllamaChatRequest) else body.prompt):
         return json_response(call.piece() | {"done": True, "done_reason": "load"})
-    raw = body.prompt if isinstance(body, OllamaGenerateRequest) and body.raw else None
+    raw = body.prompt if isinstance(body, OllamaGenerateRequest) and (body.raw or body.suffix) else None
     if raw is None:
         started = await conversation.start_read(call, call.chat)
         generation, call.readers = started.generation, started.readers
     else:
-        generation = await conversation.start_raw(call, call.chat, raw)
+        suffix = body.suffix if isinstance(body, OllamaGenerateRequest) else None
+        generation = await conversation.start_raw(call, call.chat, raw, suffix)
     if not call.chat.stream:
         answer = (await generation.collect())[0]
         whole = call.piece(**call.pieces().message(answer.text), logprobs=answer.logprobs)

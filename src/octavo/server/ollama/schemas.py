@@ -117,7 +117,7 @@ class OllamaGenerateRequest(OllamaFields):
     prompt: str | None = None
     system: str | None = None
     raw: bool | None = None  # the prompt as it is, without the chat template
-    suffix: Any = neutral("")
+    suffix: str | None = None  # what comes after the answer, where the model's tokenizer has tokens to ask for it
     template: Any = neutral("")
     images: Any = neutral([])
     context: Any = neutral([])

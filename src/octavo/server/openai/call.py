@@ -18,6 +18,7 @@ from octavo.grammar_spec import GrammarSpec
 from octavo.outputs import CacheReport, SequenceDelta
 from octavo.sampling_params import SamplingParams
 from octavo.server.caller import Caller
+from octavo.server.door import is_request_id
 from octavo.server.generation import Generation
 from octavo.server.kv_quota import check_kv_share
 from octavo.server.openai.logprobs import TokenNames
@@ -43,7 +44,7 @@ class Call:
         self.state = routes.state
         self.loaded: Loaded = routes.state.loaded
         self.body = body
-        self.request_id: str = http.scope["octavo.request_id"]
+        self.request_id = _request_id(http, body.request_id)
         self.caller = Caller.of(http)
         self.model = self.loaded.check_model(body.model)
         self.names = TokenNames(self.loaded.tokenizer, as_ids=bool(body.return_tokens_as_token_ids))
@@ -58,11 +59,15 @@ class Call:
             await self.loaded.grammars.check(spec)
         return spec
 
-    def generation(self, prompts: Sequence[Sequence[int]], sampling: SamplingParams) -> Generation:
+    def generation(
+        self, prompts: Sequence[Sequence[int]], sampling: SamplingParams | Sequence[SamplingParams]
+    ) -> Generation:
+        """`sampling`: of all prompts, or of each."""
         num_samples = self.body.n or 1
+        samplings = [sampling] * len(prompts) if isinstance(sampling, SamplingParams) else sampling
         requests = [
-            self.request(number, sampling, number * num_samples, prompt_token_ids=tuple(prompt))
-            for number, prompt in enumerate(prompts)
+            self.request(number, own, number * num_samples, prompt_token_ids=tuple(prompt))
+            for number, (prompt, own) in enumerate(zip(prompts, samplings, strict=True))
         ]
         return Generation(self.loaded, requests, self.state.config.limits, self.state.metrics)
 
@@ -105,13 +110,18 @@ class Call:
 
     def head(self, kind: str | None = None) -> dict[str, Any]:
         """What every answer and every chunk of it begins with."""
-        return {
+        head = {
             "id": self.id,
             "object": kind or self._kind,
             "created": self._created,
             "model": self.model,
             "system_fingerprint": self.loaded.fingerprint,
         }
+        return head | {"service_tier": "default"} if self.body.service_tier is not None else head
+
+    def prompt_text(self, token_ids: Sequence[int]) -> str:
+        """As the model sees it."""
+        return self.loaded.tokenizer.decode(token_ids, skip_special_tokens=False)
 
     def explanation(self, generation: Generation) -> dict[str, Any]:
         """Why each prompt hit or missed the prefix cache, where the server was started to say so."""
@@ -145,6 +155,19 @@ class Call:
             request_id=self.request_id,
         )
         return EventStream(content, steps, write_timeout_seconds=self.state.config.limits.write_timeout_seconds)
+
+
+def _request_id(http: Request, asked: str | None) -> str:
+    """The body's goes before the header's, and comes back as that. Never used inside: two clients may send the same.
+
+    Raises BadRequest.
+    """
+    if asked is not None:
+        if not is_request_id(asked.encode("utf-8", "replace")):
+            raise BadRequest("request_id must be printable ASCII without blanks", param="request_id")
+        http.scope["octavo.request_id"] = asked
+    request_id: str = http.scope["octavo.request_id"]
+    return request_id
 
 
 def cache_report(report: CacheReport) -> dict[str, Any]:

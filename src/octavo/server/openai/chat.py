@@ -6,12 +6,12 @@ the same parser, so their texts, reasoning and calls are equal.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from fastapi import Request, Response
 
-from octavo.outputs import SequenceDelta
+from octavo.outputs import SequenceDelta, TokenLogprobs
 from octavo.server.errors import json_response
 from octavo.server.generation import Answer, Generation, until_disconnect
 from octavo.server.openai import conversation
@@ -44,23 +44,28 @@ class _ChatCall(Call):
         self.prompt: list[int] = []
         self.readers: Readers | None = None
         self._with_reasoning = body.include_reasoning is not False
+        is_echoed = body.echo and body.messages[-1].role == "assistant"
+        self._echoed = conversation.last_said(body) if is_echoed else ""
         self._spoken: dict[int, Spoken] = {}
         self._wants_logprobs = bool(body.logprobs)
         self._wants_ids = bool(body.return_token_ids)
+        self._wants_text = bool(body.return_prompt_text)
         self._began: set[int] = set()  # samples whose first chunk was sent
 
     def chunks(self, _: int, delta: SequenceDelta) -> Iterator[dict[str, Any]]:
         """The first chunk of a sample carries the role; one that would say nothing is left out."""
         content: dict[str, Any] = {}
         chunk: dict[str, Any] = {}
+        text = delta.text
         if delta.index not in self._began:
-            if self._wants_ids and not self._began:
-                chunk["prompt_token_ids"] = self.prompt
+            if not self._began:
+                chunk = self._about_prompt(delta.prompt_logprobs)
             self._began.add(delta.index)
             content["role"] = "assistant"
-        elif not (delta.text or delta.finish_reason or self._wants_ids or (self._wants_logprobs and delta.logprobs)):
+            text = self._echoed + text
+        elif not (text or delta.finish_reason or self._wants_ids or (self._wants_logprobs and delta.logprobs)):
             return
-        content["content"] = delta.text
+        content["content"] = text
         yield {"choices": [self._chunk_choice(delta, content, delta.finish_reason)], **chunk}
 
     def spoken_chunks(self, _: int, delta: SequenceDelta) -> Iterator[dict[str, Any]]:
@@ -70,14 +75,16 @@ class _ChatCall(Call):
         chunk: dict[str, Any] = {}
         is_first = spoken is None
         if spoken is None:
-            if self._wants_ids and not self._spoken:
-                chunk["prompt_token_ids"] = self.prompt
+            if not self._spoken:
+                chunk = self._about_prompt(delta.prompt_logprobs)
             spoken = self._spoken[delta.index] = self._new_spoken()
         contents = spoken.deltas(delta.text, is_over=delta.finish_reason is not None)
         if not contents:
             if not (is_first or delta.finish_reason or self._wants_ids or (self._wants_logprobs and delta.logprobs)):
                 return
             contents = [{}]
+        if is_first and self._echoed:
+            contents = [{"content": self._echoed}, *(each for each in contents if each)]
         if is_first:
             contents[0] = {"role": "assistant"} | contents[0]
         for number, content in enumerate(contents):
@@ -110,12 +117,18 @@ class _ChatCall(Call):
             "choices": [self._choice(index, answer) for index, answer in enumerate(answers)],
             "usage": generation.usage.to_wire(),
         }
-        made |= self.explanation(generation)
-        if self.body.prompt_logprobs is not None and answers[0].prompt_logprobs is not None:
-            made["prompt_logprobs"] = prompt_logprobs(answers[0].prompt_logprobs, self.names)
+        return made | self.explanation(generation) | self._about_prompt(answers[0].prompt_logprobs)
+
+    def _about_prompt(self, entries: Sequence[TokenLogprobs | None] | None) -> dict[str, Any]:
+        """What was asked for; in a stream once, in the first chunk."""
+        told: dict[str, Any] = {}
+        if self.body.prompt_logprobs is not None and entries is not None:
+            told["prompt_logprobs"] = prompt_logprobs(entries, self.names)
         if self._wants_ids:
-            made["prompt_token_ids"] = self.prompt
-        return made
+            told["prompt_token_ids"] = self.prompt
+        if self._wants_text:
+            told["prompt_text"] = self.prompt_text(self.prompt)
+        return told
 
     def _choice(self, index: int, answer: Answer) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": answer.text, "refusal": None}
@@ -124,6 +137,8 @@ class _ChatCall(Call):
             spoken = self._new_spoken()
             message = spoken.message(answer.text)
             reason = spoken.finish_reason(reason)
+        if self._echoed:
+            message["content"] = self._echoed + (message["content"] or "")
         choice: dict[str, Any] = {
             "index": index,
             "message": message,

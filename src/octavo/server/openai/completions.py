@@ -21,6 +21,9 @@ from octavo.server.openai.convert import check_prompt_ids, check_samples, check_
 from octavo.server.openai.logprobs import CompletionLogprobs, joined, prompt_logprobs
 from octavo.server.openai.parse import read
 from octavo.server.openai.schemas import CompletionRequest, ForkRequest
+from octavo.server.openai.thinking import is_open_after, with_budget
+from octavo.server.state import Loaded
+from octavo.server.truncation import Truncation, shortened
 
 
 async def create_completion(routes: Routes, http: Request) -> Response:
@@ -32,16 +35,18 @@ async def _answer(routes: Routes, http: Request) -> Response:
     call = CompletionCall(routes, http, body)
     sampling = completion_sampling(body, await call.grammar())
     info, limits = call.loaded.info, routes.state.config.limits
+    sampling = _with_infill(sampling, body, call.loaded)
     sampling.check_against_model(info.vocab_size)
     texts = _prompts(body)
     check_samples(len(texts), body.n or 1, limits)
-    for prompt, ids in zip(texts, await _encode(routes, body, texts), strict=True):
+    truncation = Truncation.of(body.truncate_prompt_tokens, body.truncation_side, info, sampling.max_tokens)
+    for prompt, ids in zip(texts, await _encode(routes, body, texts, truncation), strict=True):
         check_prompt_ids(ids, info, "prompt", sampling.max_tokens)
-        call.add_prompt(prompt, ids)
+        call.add_prompt(ids if truncation is not None else prompt, ids)
     check_work(call.prompts, sampling, info, limits)
     if call.is_echo_only:
         return call.echo_only(sampling)
-    generation = call.generation(call.prompts, sampling)
+    generation = call.generation(call.prompts, call.samplings(sampling))
     if body.stream:
         return await call.stream(generation, call.chunks, "text_completion")
     return json_response(call.whole(await generation.collect(), generation))
@@ -62,13 +67,31 @@ def _prompts(body: CompletionRequest) -> list[str | list[int]]:
     return prompts
 
 
-async def _encode(routes: Routes, body: CompletionRequest, prompts: list[str | list[int]]) -> list[list[int]]:
+def _with_infill(sampling: SamplingParams, body: CompletionRequest, loaded: Loaded) -> SamplingParams:
+    """Of an answer that fills the hole before `suffix`. Raises BadRequest."""
+    if not body.suffix:
+        return sampling
+    infill = loaded.check_infill()
+    for name, value in (("echo", body.echo), ("truncate_prompt_tokens", body.truncate_prompt_tokens)):
+        if value:
+            raise BadRequest(f"{name} does not go with suffix, whose prompt is made of both; leave it out", param=name)
+    return infill.ended(sampling)
+
+
+async def _encode(
+    routes: Routes, body: CompletionRequest, prompts: list[str | list[int]], truncation: Truncation | None
+) -> list[list[int]]:
     """The schema admits prompts that are all text or all ids."""
+    loaded, add_special_tokens = routes.state.loaded, body.add_special_tokens is not False
+    if body.suffix:
+        return await loaded.encoder.encode_infill(
+            prompts, body.suffix, loaded.check_infill(), add_special_tokens=add_special_tokens
+        )
     texts = [prompt for prompt in prompts if isinstance(prompt, str)]
     if not texts:
-        return [prompt for prompt in prompts if not isinstance(prompt, str)]
-    return await routes.state.loaded.encoder.encode_texts(
-        texts, add_special_tokens=body.add_special_tokens is not False, param="prompt"
+        return [shortened(prompt, truncation) for prompt in prompts if not isinstance(prompt, str)]
+    return await loaded.encoder.encode_texts(
+        texts, add_special_tokens=add_special_tokens, param="prompt", truncation=truncation
     )
 
 
@@ -93,8 +116,16 @@ class CompletionCall(Call):
     def add_prompt(self, prompt: str | list[int], ids: list[int]) -> None:
         self.prompts.append(ids)
         if self._echo:
-            text = prompt if isinstance(prompt, str) else self.loaded.tokenizer.decode(ids, skip_special_tokens=False)
-            self._texts.append(text)
+            self._texts.append(prompt if isinstance(prompt, str) else self.prompt_text(ids))
+
+    def samplings(self, sampling: SamplingParams) -> list[SamplingParams]:
+        """Of each prompt: the thinking that one of them began counts as such. Raises BadRequest."""
+        if self.body.thinking_token_budget is None or sampling.grammar is not None:
+            return [sampling] * len(self.prompts)
+        return [
+            with_budget(sampling, self.body, self.loaded, is_open=is_open_after(self.prompt_text(ids), self.loaded))
+            for ids in self.prompts
+        ]
 
     @property
     def is_echo_only(self) -> bool:
@@ -143,9 +174,20 @@ class CompletionCall(Call):
             choice["stop_reason"] = delta.stop_reason
         if self._wants_ids:
             choice["token_ids"] = list(delta.token_ids)
-            if is_first and self.prompts:
-                choice["prompt_token_ids"] = self.prompts[number]
+        if is_first:
+            choice |= self._about_prompt(number, self._at_prompt.get(number))
         return choice
+
+    def _about_prompt(self, number: int, entries: Sequence[TokenLogprobs | None] | None) -> dict[str, Any]:
+        """What was asked for; in a stream once a choice, in its first chunk."""
+        told: dict[str, Any] = {}
+        if self.body.prompt_logprobs is not None:
+            told["prompt_logprobs"] = None if entries is None else prompt_logprobs(entries, self.names)
+        if self._wants_ids and self.prompts:
+            told["prompt_token_ids"] = self.prompts[number]
+        if self.body.return_prompt_text and self.prompts:
+            told["prompt_text"] = self.prompt_text(self.prompts[number])
+        return told
 
     def whole(self, answers: list[Answer], generation: Generation) -> dict[str, Any]:
         if self._max_tokens == 0:  # one sample of each prompt stands for all n
@@ -172,13 +214,9 @@ class CompletionCall(Call):
             "finish_reason": answer.finish_reason,
             "stop_reason": answer.stop_reason,
         }
-        if self.body.prompt_logprobs is not None:
-            choice["prompt_logprobs"] = None if at_prompt is None else prompt_logprobs(at_prompt, self.names)
         if self._wants_ids:
             choice["token_ids"] = answer.token_ids
-            if self.prompts:
-                choice["prompt_token_ids"] = self.prompts[number]
-        return choice
+        return choice | self._about_prompt(number, at_prompt)
 
     def _counter(self, number: int) -> CompletionLogprobs | None:
         """Of a sample of prompt `number`; None where no log-probabilities are asked for."""

@@ -11,6 +11,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, Literal
 
+from octavo.decoding_spec import RepetitionDetection
 from octavo.engine.info import EngineInfo
 from octavo.errors import BadRequest
 from octavo.grammar_spec import GrammarSpec
@@ -22,6 +23,7 @@ from octavo.server.openai.schemas import (
     CompletionRequest,
     ContentPart,
     Message,
+    RepetitionRule,
     SamplingFields,
 )
 
@@ -119,6 +121,8 @@ def _sampling(
         grammar=grammar,
         allowed_token_ids=tuple(request.allowed_token_ids or ()),
         bad_words=tuple(request.bad_words or ()),
+        logprob_token_ids=tuple(request.logprob_token_ids or ()),
+        repetition_detection=_repetition(request.repetition_detection),
     )
 
 
@@ -132,8 +136,18 @@ def _check_common(request: SamplingFields) -> None:
             "best_of above n cannot be streamed: the best are known at the end; leave stream or best_of out",
             param="best_of",
         )
-    if request.stream and request.prompt_logprobs is not None:
-        raise BadRequest("prompt_logprobs cannot be streamed; ask without stream", param="prompt_logprobs")
+    if request.spaces_between_special_tokens and request.skip_special_tokens is False:
+        raise BadRequest(
+            "special tokens are shown as they are spelled, with nothing between them; send false, or leave it out",
+            param="spaces_between_special_tokens",
+        )
+
+
+def _repetition(rule: RepetitionRule | None) -> RepetitionDetection | None:
+    """Nothing, or nothing but zeros, asks for nothing. Raises BadRequest."""
+    if rule is None or not (rule.max_pattern_size or rule.min_pattern_size or rule.min_count):
+        return None
+    return RepetitionDetection(rule.max_pattern_size or 0, rule.min_count or 0, rule.min_pattern_size or 1)
 
 
 def _or(value: Any, default: Any) -> Any:
@@ -187,7 +201,7 @@ def check_work(prompts: Sequence[Sequence[int]], sampling: SamplingParams, info:
     tokens = sampling.num_samples * sum(min(most, room) for room in rooms)
     logprobs = 0
     if sampling.logprobs is not None:
-        logprobs += tokens * (1 + sampling.logprobs)
+        logprobs += tokens * (1 + sampling.num_alternatives)
     if sampling.prompt_logprobs is not None:
         logprobs += sum(map(len, prompts)) * (1 + sampling.prompt_logprobs)
     what = f"{len(prompts)} prompts, {sampling.num_samples_field} {sampling.num_samples} and max_tokens"

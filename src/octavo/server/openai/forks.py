@@ -26,7 +26,7 @@ from octavo.server.openai.schemas import Branch, BranchFields, ForkRequest
 
 _OF_THE_CALL = frozenset(
     {"model", "stream", "stream_options", "user", "safety_identifier", "prompt_cache_key", "priority"}
-    | {"return_token_ids", "return_tokens_as_token_ids"}
+    | {"return_token_ids", "return_tokens_as_token_ids", "request_id"}
     | (ForkRequest.model_fields.keys() - BranchFields.model_fields.keys())  # id, index, num_tokens, branches
 )
 _LENGTHS = ("max_tokens", "max_completion_tokens")
@@ -131,7 +131,7 @@ class _ForkCall(CompletionCall):
         for sampling in samplings:
             most = sampling.num_samples * min(room if sampling.max_tokens is None else sampling.max_tokens, room)
             tokens += most
-            logprobs += 0 if sampling.logprobs is None else most * (1 + sampling.logprobs)
+            logprobs += 0 if sampling.logprobs is None else most * (1 + sampling.num_alternatives)
         check_totals("the branches and max_tokens", tokens, logprobs, limits)
 
     def _counter(self, number: int) -> CompletionLogprobs | None:

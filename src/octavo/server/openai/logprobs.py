@@ -74,13 +74,18 @@ class CompletionLogprobs:
 
     def prompt(self, token_ids: Sequence[int], entries: Sequence[TokenLogprobs | None]) -> dict[str, Any]:
         """The echoed prompt: the first token has no context, so its log-probability is null."""
-        return self._piece(token_ids, entries, skip_special=False)
+        return self._piece(token_ids, entries, skip_special=False, num_top=self._num_top)
 
     def piece(self, entries: Sequence[TokenLogprobs]) -> dict[str, Any]:
         return self._piece([entry.token_id for entry in entries], entries, skip_special=self._skip_special)
 
     def _piece(
-        self, token_ids: Sequence[int], entries: Sequence[TokenLogprobs | None], *, skip_special: bool
+        self,
+        token_ids: Sequence[int],
+        entries: Sequence[TokenLogprobs | None],
+        *,
+        skip_special: bool,
+        num_top: int | None = None,
     ) -> dict[str, Any]:
         offsets: list[int] = []
         for token_id in token_ids:
@@ -89,13 +94,14 @@ class CompletionLogprobs:
         return {
             "tokens": [self._names.key(token_id) for token_id in token_ids],
             "token_logprobs": [None if entry is None else finite(entry.logprob) for entry in entries],
-            "top_logprobs": [None if entry is None else self._top(entry) for entry in entries],
+            "top_logprobs": [None if entry is None else self._top(entry, num_top) for entry in entries],
             "text_offset": offsets,
         }
 
-    def _top(self, entry: TokenLogprobs) -> dict[str, float]:
+    def _top(self, entry: TokenLogprobs, num_top: int | None) -> dict[str, float]:
+        """`num_top`: of a prompt, for which more may have been asked by another name."""
         top: dict[str, float] = {}
-        for token_id, logprob in entry.top[: self._num_top]:
+        for token_id, logprob in entry.top[:num_top]:
             top.setdefault(self._names.key(token_id), finite(logprob))  # best first: of two equal spellings, the better
         top[self._names.key(entry.token_id)] = finite(entry.logprob)
         return top

@@ -23,7 +23,7 @@ from octavo.server.errors import PayloadError
 from octavo.server.json_body import parse_object
 from octavo.server.limits import Limits
 from octavo.server.logs import one_line
-from octavo.server.openai.schemas import neutral_values
+from octavo.server.openai.schemas import neutral_reason, neutral_values
 
 logger = logging.getLogger("octavo.server")
 
@@ -110,7 +110,7 @@ def check_neutral(schema: type[BaseModel], present: Mapping[str, Any]) -> None:
         if field is None:
             continue
         if (values := neutral_values(field)) is not None:
-            _check_neutral(name, value, values)
+            _check_neutral(name, value, values, neutral_reason(field))
         elif isinstance(value, dict) and (inner := _object_in(field)) is not None:
             _check_inside(name, inner, value)
 
@@ -129,11 +129,12 @@ def _check_inside(name: str, schema: type[BaseModel], value: Mapping[str, Any]) 
         raise BadRequest(f"{name}.{error.message}", param=name) from None
 
 
-def _check_neutral(name: str, value: Any, values: list[Any]) -> None:
+def _check_neutral(name: str, value: Any, values: list[Any], reason: str) -> None:
     for each in values:
         if value == each and isinstance(value, bool) == isinstance(each, bool):
             return
-    raise BadRequest(f"{name} is not supported by this server with this value; leave it out", param=name)
+    why = f" ({reason})" if reason else ""
+    raise BadRequest(f"{name} is not supported by this server with this value{why}; leave it out", param=name)
 
 
 def _bad_request(schema: type[BaseModel], findings: list[ErrorDetails]) -> BadRequest:

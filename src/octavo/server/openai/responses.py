@@ -124,8 +124,10 @@ class ChatCompletion(Shape):
     system_fingerprint: str
     choices: list[ChatChoice]
     usage: UsageBody
+    service_tier: Literal["default"] | None = None  # where one was asked for
     prompt_logprobs: PromptLogprobs | None = None
     prompt_token_ids: list[int] | None = None
+    prompt_text: str | None = None
     octavo: Explained | None = None
 
 
@@ -166,7 +168,10 @@ class ChatChunk(Shape):
     system_fingerprint: str
     choices: list[ChatChunkChoice]
     usage: UsageBody | None = None
+    service_tier: Literal["default"] | None = None
+    prompt_logprobs: PromptLogprobs | None = None  # these in the first chunk
     prompt_token_ids: list[int] | None = None
+    prompt_text: str | None = None
     octavo: Explained | None = None
 
 
@@ -186,6 +191,7 @@ class CompletionChoice(Shape):
     prompt_logprobs: PromptLogprobs | None = None
     token_ids: list[int] | None = None
     prompt_token_ids: list[int] | None = None
+    prompt_text: str | None = None
 
 
 class Completion(Shape):
@@ -196,6 +202,7 @@ class Completion(Shape):
     system_fingerprint: str
     choices: list[CompletionChoice]
     usage: UsageBody | None = None  # absent from a stream's chunks unless asked for
+    service_tier: Literal["default"] | None = None
     octavo: Explained | None = None
 
 

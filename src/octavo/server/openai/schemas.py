@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.fields import FieldInfo
 
+from octavo.decoding_spec import MAX_PATTERN_SIZE
 from octavo.grammar_spec import MAX_CHOICES
 from octavo.sampling_params import (
     MAX_ALLOWED_TOKEN_IDS,
@@ -19,6 +20,7 @@ from octavo.sampling_params import (
     MAX_BEAM_WIDTH,
     MAX_LENGTH_PENALTY,
     MAX_LOGIT_BIAS,
+    MAX_LOGPROB_TOKEN_IDS,
     MAX_LOGPROBS,
     MAX_N,
     MAX_STOP_STRINGS,
@@ -26,6 +28,7 @@ from octavo.sampling_params import (
 )
 from octavo.server.limits import (
     MAX_CONTENT_PARTS,
+    MAX_DOCUMENTS,
     MAX_MESSAGES,
     MAX_MODEL_NAME_CHARS,
     MAX_PRIORITY,
@@ -45,9 +48,17 @@ Texts = Annotated[list[str], Field(fail_fast=True)]
 Number = float  # strict: takes whole numbers too, never text or booleans
 
 
-def neutral(*values: Any) -> Any:
-    """A field this server knows and does not implement: only null and these values are taken."""
-    return Field(default=None, json_schema_extra={"enum": [None, *values], "x-octavo": "not implemented"})
+def neutral(*values: Any, reason: str = "") -> Any:
+    """A field this server knows and does not implement: only null and these values are taken. `reason`: why, or what
+    to send instead."""
+    extra = {"enum": [None, *values], "x-octavo": "not implemented" + (f": {reason}" if reason else "")}
+    return Field(default=None, json_schema_extra=extra)
+
+
+def neutral_reason(field: FieldInfo) -> str:
+    """Of a field made by `neutral`."""
+    extra = field.json_schema_extra
+    return str(extra["x-octavo"]).partition(": ")[2] if isinstance(extra, dict) else ""
 
 
 def neutral_values(field: FieldInfo) -> list[Any] | None:
@@ -114,6 +125,14 @@ class SchemaCheckRequest(FormFields):
     schema_: dict[str, Any] | bool | None = Field(default=None, alias="schema", description="a JSON schema")
 
 
+class RepetitionRule(Model):
+    """vLLM's: an answer ends once its last tokens are one pattern, so many times without a gap."""
+
+    max_pattern_size: Annotated[int, Field(ge=0, le=MAX_PATTERN_SIZE)] | None = None  # tokens; absent or 0: never
+    min_pattern_size: Annotated[int, Field(ge=0, le=MAX_PATTERN_SIZE)] | None = None  # absent or 0: 1
+    min_count: Annotated[int, Field(ge=0, le=MAX_INT)] | None = None  # at least 2
+
+
 class SamplingFields(FormFields):
     """What chat and completions share."""
 
@@ -143,9 +162,19 @@ class SamplingFields(FormFields):
     ignore_eos: bool | None = None
     min_tokens: Annotated[int, Field(ge=0, le=MAX_INT)] | None = None
     skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None  # there are none: true is refused where they would show
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=MAX_INT)] | None = None  # the last ones; -1: all that fit
+    truncation_side: Literal["left", "right"] | None = None  # where tokens are dropped; absent: left
+    repetition_detection: RepetitionRule | None = None
+    thinking_token_budget: Annotated[int, Field(ge=-1, le=MAX_INT)] | None = None  # -1: no bound
+    logprob_token_ids: (
+        Annotated[list[TokenId], Field(max_length=MAX_LOGPROB_TOKEN_IDS, fail_fast=True)] | None
+    ) = None  # with logprobs: the alternatives told at each token of the answer, in place of the best
     prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
+    return_prompt_text: bool | None = None  # as the model saw it, special tokens spelled out
+    request_id: Annotated[str, Field(min_length=1, max_length=MAX_REQUEST_ID_CHARS)] | None = None  # as X-Request-Id
     add_special_tokens: bool | None = None
     cache_salt: Annotated[str, Field(min_length=1)] | None = None  # its bytes are counted in convert.py
     priority: Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None = None  # lower first, under that policy
@@ -156,16 +185,9 @@ class SamplingFields(FormFields):
     allowed_token_ids: Annotated[list[TokenId], Field(max_length=MAX_ALLOWED_TOKEN_IDS, fail_fast=True)] | None = None
     bad_words: Annotated[list[str], Field(max_length=MAX_BAD_WORDS, fail_fast=True)] | None = None
 
-    spaces_between_special_tokens: Any = neutral(True)
-    truncate_prompt_tokens: Any = neutral()
-    logits_processors: Any = neutral([])
-    logprob_token_ids: Any = neutral([])
-    kv_transfer_params: Any = neutral({})
-    vllm_xargs: Any = neutral({})
-    repetition_detection: Any = neutral()
-    thinking_token_budget: Any = neutral()
-    request_id: Any = neutral()
-    return_prompt_text: Any = neutral(False)
+    logits_processors: Any = neutral([], reason="no request brings code of its own")
+    kv_transfer_params: Any = neutral({}, reason="keys and values stay on the machine that computed them")
+    vllm_xargs: Any = neutral({}, reason="there are no extensions that would read it")
     return_progress: Any = neutral(False)
     metadata: Any = neutral({})
     store: Any = neutral(False)
@@ -182,8 +204,8 @@ class CompletionRequest(SamplingFields):
     max_completion_tokens: Annotated[int, Field(ge=0, le=MAX_INT)] | None = None
     echo: bool | None = None  # the prompt comes back before the answer, with its log-probabilities
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
-    suffix: Any = neutral("")
-    prompt_embeds: Any = neutral()
+    suffix: str | None = None  # what comes after the answer, where the model's tokenizer has tokens to ask for it
+    prompt_embeds: Any = neutral(reason="a prompt is text or token ids")
 
 
 class BranchFields(SamplingFields):
@@ -192,10 +214,14 @@ class BranchFields(SamplingFields):
     max_tokens: Annotated[int, Field(ge=1, le=MAX_INT)] | None = None  # of the branch's own; absent: 16
     max_completion_tokens: Annotated[int, Field(ge=1, le=MAX_INT)] | None = None
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
-    cache_salt: Any = neutral()  # a branch lives in the cache of its origin
-    prompt_logprobs: Any = neutral()  # ask /v1/completions for them
-    response_format: Any = neutral({"type": "text"})  # a grammar is about a whole answer
-    structured_outputs: Any = neutral({})
+    cache_salt: Any = neutral(reason="a branch lives in the cache of its origin")
+    prompt_logprobs: Any = neutral(reason="ask /v1/completions for them")
+    return_prompt_text: Any = neutral(False, reason="the origin's answer has it")
+    truncate_prompt_tokens: Any = neutral(reason="a branch begins where its origin began")
+    truncation_side: Any = neutral()
+    thinking_token_budget: Any = neutral(reason="a branch goes on with what its origin thought")
+    response_format: Any = neutral({"type": "text"}, reason="a form is about a whole answer")
+    structured_outputs: Any = neutral({}, reason="a form is about a whole answer")
     guided_json: Any = neutral()
     guided_regex: Any = neutral()
     guided_choice: Any = neutral()
@@ -280,11 +306,13 @@ class TemplateFields(Model):
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
     add_generation_prompt: bool | None = None  # absent: true
     chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=MAX_TEMPLATE_KWARGS)] | None = None
-    chat_template: Any = neutral()
-    continue_final_message: Any = neutral(False)
-    documents: Any = neutral([])
-    mm_processor_kwargs: Any = neutral({})
-    media_io_kwargs: Any = neutral({})
+    continue_final_message: bool | None = None  # the answer goes on with the last message, which is left open
+    documents: Annotated[list[dict[str, str]], Field(max_length=MAX_DOCUMENTS, fail_fast=True)] | None = Field(
+        default=None, description="a list of objects of texts"
+    )
+    chat_template: Any = neutral(reason="a template is code: the operator's --chat-template or the model's, no request's")
+    mm_processor_kwargs: Any = neutral({}, reason="this server takes text only")
+    media_io_kwargs: Any = neutral({}, reason="this server takes text only")
 
 
 class ChatRequest(SamplingFields, TemplateFields):
@@ -299,16 +327,16 @@ class ChatRequest(SamplingFields, TemplateFields):
         default=None, description='"none", "auto", "required", or an object that names a function'
     )
     parallel_tool_calls: bool | None = None
-    echo: Any = neutral(False)
-    functions: Any = neutral([])
-    function_call: Any = neutral("none")
+    echo: bool | None = None  # a last message of the assistant comes back before the answer that goes on with it
+    functions: Any = neutral([], reason="send tools")
+    function_call: Any = neutral("none", reason="send tool_choice")
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     include_reasoning: bool | None = None  # absent: true; false leaves it out of the answer, not out of the usage
-    verbosity: Any = neutral("medium")
-    modalities: Any = neutral(["text"])
-    audio: Any = neutral()
-    prediction: Any = neutral()
-    web_search_options: Any = neutral()
+    verbosity: Any = neutral("medium", reason="no chat template knows it; say so in a message")
+    modalities: Any = neutral(["text"], reason="this server writes text only")
+    audio: Any = neutral(reason="this server writes text only")
+    prediction: Any = neutral(reason="nothing is predicted here")
+    web_search_options: Any = neutral(reason="this server reaches no network")
 
 
 class TokenizeRequest(Model):
@@ -321,8 +349,8 @@ class TokenizeRequest(Model):
     return_token_strs: bool | None = None
     add_generation_prompt: bool | None = None
     chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=MAX_TEMPLATE_KWARGS)] | None = None
-    chat_template: Any = neutral()
-    continue_final_message: Any = neutral(False)
+    chat_template: Any = neutral(reason="a template is code: the operator's --chat-template or the model's, no request's")
+    continue_final_message: bool | None = None
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
 
 

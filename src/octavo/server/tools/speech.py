@@ -22,6 +22,7 @@ NO_REASONING: Final = "none"
 CHANNEL_NAMES: Final = ("openai_gptoss", "gpt_oss")  # reasoning that the dialect itself splits
 REASONING_NAMES: Final[Collection[str]] = (NO_REASONING, *reasoning.BLOCKS, *CHANNEL_NAMES)
 _EFFORT = re.compile(r"\breasoning_effort\b")
+_DOCUMENTS = re.compile(r"\bdocuments\b")
 _NO_SYSTEM = re.compile(r"system role (?:is )?not supported", re.IGNORECASE)  # how such templates refuse it
 _SWITCHES = ("enable_thinking", "thinking")
 
@@ -44,6 +45,7 @@ class Speech:
     writes_calls: bool  # the template writes earlier calls; else they are written out as text
     takes_system: bool  # the template does not refuse system messages
     takes_effort: bool  # the template knows the variable reasoning_effort
+    takes_documents: bool  # and documents
     switches: Sequence[str]  # the template's variables that turn reasoning on and off
 
     @classmethod
@@ -65,6 +67,7 @@ class Speech:
             writes_calls="tool_calls" in template,
             takes_system=_NO_SYSTEM.search(template) is None,
             takes_effort=_EFFORT.search(template) is not None,
+            takes_documents=_DOCUMENTS.search(template) is not None,
             switches=tuple(name for name in _SWITCHES if re.search(rf"\b{name}\b(?!\()", template)),
         )
 

@@ -206,7 +206,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (GENERATE, {"images": ["aGk="]}, "images is not supported"),
     (GENERATE, {"template": "{{ .Prompt }}"}, "template is not supported"),
     (GENERATE, {"context": [1, 2]}, "context is not supported"),
-    (GENERATE, {"suffix": "end"}, "suffix is not supported"),
+    (GENERATE, {"suffix": "end"}, "suffix: this model's tokenizer has no tokens"),
     (GENERATE, {"raw": True, "system": "s"}, "raw sends the prompt as it is"),
     (GENERATE, {"raw": True, "prompt": "x" * 128}, "prompt has 128 tokens"),
     *(
