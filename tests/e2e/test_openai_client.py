@@ -119,6 +119,46 @@ def test_completions_echo_and_score(client: OpenAI) -> None:
         assert top[token] == logprob
 
 
+def test_vllms_fields_work_as_extra_body(client: OpenAI) -> None:
+    asked: Any = {"model": "m", "prompt": "Once upon a time", "max_tokens": 30, "temperature": 0}
+    rule = {"max_pattern_size": 2, "min_count": 4}
+    circling = client.completions.create(
+        **asked, logit_bias={"101": 100}, extra_body={"repetition_detection": rule, "ignore_eos": True}
+    )
+    assert circling.choices[0].finish_reason == "stop"
+    assert circling.choices[0].model_extra is not None
+    assert circling.choices[0].model_extra["stop_reason"] == "repetition_detected"
+    assert circling.usage is not None
+    assert circling.usage.completion_tokens < 30
+    ids = list(range(60, 128))
+    scored = client.completions.create(
+        **asked | {"max_tokens": 4},
+        logprobs=0,
+        extra_body={"logprob_token_ids": ids, "return_tokens_as_token_ids": True, "ignore_eos": True},
+    )
+    logprobs: Any = scored.choices[0].logprobs
+    for token, logprob, top in zip(logprobs.tokens, logprobs.token_logprobs, logprobs.top_logprobs, strict=True):
+        assert {f"token_id:{token_id}" for token_id in ids} <= set(top)
+        assert top[token] == logprob
+    short = client.completions.create(**asked | {"max_tokens": 1}, extra_body={"truncate_prompt_tokens": 3})
+    assert short.usage is not None
+    assert short.usage.prompt_tokens == 3
+
+
+def test_an_answer_goes_on_with_what_the_client_began(client: OpenAI) -> None:
+    begun: Any = [*MESSAGES, {"role": "assistant", "content": "Three colours are red,"}]
+    extra = {"continue_final_message": True, "echo": True, "return_prompt_text": True}
+    asked: Any = {"model": "m", "messages": begun, "max_tokens": 8, "temperature": 0, "extra_body": extra}
+    answer = client.chat.completions.create(**asked)
+    text = answer.choices[0].message.content
+    assert text is not None
+    assert text.startswith("Three colours are red,")
+    assert answer.model_extra is not None
+    assert answer.model_extra["prompt_text"].endswith("Three colours are red,")
+    chunks = client.chat.completions.create(**asked, stream=True)
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == text
+
+
 def test_many_prompts_come_back_in_order(client: OpenAI) -> None:
     prompts = [f"{number} bottles" for number in range(12)]
     answer = client.completions.create(model="m", prompt=prompts, max_tokens=4, temperature=0)

@@ -1,7 +1,7 @@
 """From a request in Anthropic's words to the ChatRequest that says the same, which is then run as any other.
 
 Refuses (BadRequest, with the field's name) blocks that are no text, what a block of its type must hold and does not,
-tools that run on a server of Anthropic's, and a last message of the assistant's: nothing is left out in silence.
+tools that run on a server of Anthropic's, and thinking where the model knows none: nothing is left out in silence.
 
     system                 -> a system message
     text, thinking         -> content, reasoning_content
@@ -22,6 +22,7 @@ from octavo.server.anthropic.schemas import (
     Block,
     CountTokensRequest,
     MessagesRequest,
+    Thinking,
 )
 from octavo.server.limits import MAX_MESSAGES, MAX_TOOL_CALLS
 from octavo.server.openai.schemas import (
@@ -37,16 +38,18 @@ from octavo.server.openai.schemas import (
     Tool,
     ToolCall,
 )
+from octavo.server.tools.speech import Speech
 
 # Every field is validated by now, and these models bound nothing more than schemas.py does: they are made unchecked.
 
 
-def chat_request(body: CountTokensRequest) -> ChatRequest:
+def chat_request(body: CountTokensRequest, speech: Speech) -> ChatRequest:
     """Raises BadRequest."""
     fields: dict[str, Any] = {
         "model": body.model,
         "messages": _messages(body),
-        "reasoning_effort": None if body.thinking is None else "none",
+        "continue_final_message": body.messages[-1].role == "assistant",
+        **_thinking(body.thinking, speech),
         "tools": [_tool(tool, number) for number, tool in enumerate(body.tools)] if body.tools else None,
     }
     if body.tool_choice is not None:
@@ -69,16 +72,30 @@ def chat_request(body: CountTokensRequest) -> ChatRequest:
     return ChatRequest.model_construct(**fields)
 
 
+def _thinking(thinking: Thinking | None, speech: Speech) -> dict[str, Any]:
+    """A model whose template cannot be told thinks always, or never."""
+    if thinking is None:
+        return {}
+    if thinking.type == "disabled":
+        return {"reasoning_effort": "none"}
+    if speech.block is None and not speech.has_channels:
+        raise BadRequest("thinking: this model's chat template knows no thinking; leave it out", param="thinking")
+    can_be_told = speech.takes_effort or speech.switches
+    return {
+        "reasoning_effort": "medium" if can_be_told else None,
+        "thinking_token_budget": thinking.budget_tokens,
+    }
+
+
 def _messages(body: CountTokensRequest) -> list[Message]:
     found: list[Message] = []
     if body.system:
         content = body.system if isinstance(body.system, str) else _text_parts(body.system, "system")
         found.append(Message.model_construct(role="system", content=content))
-    if body.messages[-1].role == "assistant":
-        raise BadRequest(
-            "the last message is the assistant's: this server does not continue an answer; end with the user's message",
-            param="messages",
-        )
+    last = body.messages[-1]
+    if last.role == "assistant" and not isinstance(last.content, str):
+        if any(block.type == "tool_use" for block in last.content):
+            raise BadRequest("the last message calls a tool; end with its result", param="messages")
     names: dict[str, str] = {}  # of the tools, by the id of the call
     for number, message in enumerate(body.messages):
         found.extend(_converted(message, f"messages[{number}]", names))

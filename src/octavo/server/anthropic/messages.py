@@ -50,7 +50,8 @@ async def count_tokens(routes: Routes, http: Request) -> Response:
 
 async def _answer(routes: Routes, http: Request) -> Response:
     limits = routes.state.config.limits
-    call = _MessageCall(routes, http, chat_request(await read(http, MessagesRequest, limits, routes.unknown_names)))
+    body = await read(http, MessagesRequest, limits, routes.unknown_names)
+    call = _MessageCall(routes, http, chat_request(body, routes.state.loaded.speech))
     started = await conversation.start_read(call, call.chat)
     generation, call.readers = started.generation, started.readers
     if not call.chat.stream:
@@ -65,7 +66,7 @@ async def _count(routes: Routes, http: Request) -> Response:
     body = await read(http, CountTokensRequest, limits, routes.unknown_names)
     loaded = routes.state.loaded
     loaded.check_model(body.model)
-    chat = chat_request(body)
+    chat = chat_request(body, loaded.speech)
     asked = asked_of(chat, limits, has_form=chat.response_format is not None)
     return json_response({"input_tokens": len(await conversation.prompt_of(loaded, chat, asked))})
 

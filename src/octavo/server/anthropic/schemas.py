@@ -76,6 +76,12 @@ class OutputConfig(Model):
     task_budget: Any = neutral()
 
 
+class Thinking(Model):
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: Annotated[int, Field(ge=1, le=MAX_INT)] | None = None  # of type enabled; absent: no bound
+    display: Any = neutral("summarized", reason="what is thought is shown whole")
+
+
 class Metadata(Model):
     user_id: Annotated[str, Field(max_length=MAX_USER_CHARS)] | None = None
 
@@ -89,7 +95,7 @@ class CountTokensRequest(Model):
     tools: Annotated[list[AnthropicTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     tool_choice: AnthropicToolChoice | None = None
     output_config: OutputConfig | None = None
-    thinking: Any = neutral({"type": "disabled"})
+    thinking: Thinking | None = None  # absent: as the chat template has it
     cache_control: dict[str, Any] | None = None
     context_management: Any = neutral()
     mcp_servers: Any = neutral([])

@@ -224,6 +224,38 @@ def test_a_form_is_enforced_or_refused() -> None:
     run(go())
 
 
+def test_an_answer_goes_on_with_the_assistants_last_message() -> None:
+    async def go() -> None:
+        async with site() as here:
+            for content in ("The answer is ", [{"type": "text", "text": "The answer is "}]):
+                turns = [*MESSAGES, {"role": "assistant", "content": content}]
+                answer = await ask(here, messages=turns)
+                assert AnthropicAnswer.model_validate_json(answer.content).content
+                prompt = here.engine.requests[-1].prompt_token_ids
+                assert bytes(i for i in prompt if i < 256).endswith(b"assistant\nThe answer is ")
+                assert prompt[-1] < 256
+
+    run(go())
+
+
+def test_thinking_has_a_budget_and_comes_as_a_block() -> None:
+    template = FAKE_CHAT_TEMPLATE + "{% if enable_thinking %}<think>\n{% endif %}{# </think> #}"
+
+    async def go() -> None:
+        async with site(template=DirectTemplate(template)) as here:
+            asked = {"type": "enabled", "budget_tokens": 6}
+            message = AnthropicAnswer.model_validate_json((await ask(here, max_tokens=30, thinking=asked)).content)
+            assert [block.type for block in message.content] == ["thinking", "text"]
+            [request] = here.engine.requests
+            assert request.sampling.thinking_token_budget is not None
+            assert request.sampling.thinking_token_budget.max_tokens == 6
+            for kind in ("disabled", "adaptive"):
+                assert (await ask(here, thinking={"type": kind})).status_code == 200
+                assert here.engine.requests[-1].sampling.thinking_token_budget is None
+
+    run(go())
+
+
 USER = {"role": "user"}
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"max_tokens": None}, "max_tokens is needed"),
@@ -231,7 +263,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"messages": None}, "messages is needed"),
     ({"messages": []}, "messages must have at least 1"),
     ({"messages": [{"role": "system", "content": "x"}]}, "messages[0].role must be 'user' or 'assistant'"),
-    ({"messages": [*MESSAGES, {"role": "assistant", "content": "I"}]}, "the last message is the assistant's"),
+    (
+        {"messages": [{"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name": "n", "input": {}}]}]},
+        "the last message calls a tool",
+    ),
     ({"messages": [USER | {"content": 3}]}, "messages[0].content must be a string or a list"),
     ({"messages": [USER | {"content": [{"type": "image", "source": {}}]}]}, "'image'; this server takes text"),
     ({"messages": [USER | {"content": [{"type": "document"}]}]}, "'document'"),
@@ -255,7 +290,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"top_k": -1}, "top_k"),
     ({"stop_sequences": ["x"] * 65}, "stop_sequences has too many entries, the limit is 64"),
     ({"stop_sequences": [""]}, "stop_sequences[0] must not be empty"),
-    ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking is not supported"),
+    ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking: this model's chat template knows no thinking"),
+    ({"thinking": {"type": "enabled", "budget_tokens": 0}}, "thinking.budget_tokens is 0"),
+    ({"thinking": {"type": "much"}}, "thinking.type must be"),
     ({"output_config": {"effort": "max"}}, "output_config.effort is not supported"),
     ({"metadata": {"user_id": "x" * 513}}, "metadata.user_id is too long"),
     ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "web_search_20250305"),
