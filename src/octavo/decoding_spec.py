@@ -18,7 +18,7 @@ _MAX_INT: Final = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class RepetitionDetection:
-    """An answer ends once its last tokens are one pattern, at least `min_count` times without a gap. Raises BadRequest."""
+    """An answer ends once its last tokens are one pattern, `min_count` times without a gap. Raises BadRequest."""
 
     max_pattern_size: int  # tokens of the pattern, up to 1024
     min_count: int  # 2 or more
@@ -50,7 +50,9 @@ class ThinkingBudget:
 
     def __post_init__(self) -> None:
         _check("thinking_token_budget", "max_tokens", self.max_tokens, 0, _MAX_INT)
-        _check("thinking_token_budget", "the number of closing tokens", len(self.closing_token_ids), 1, MAX_CLOSING_TOKENS)
+        _check(
+            "thinking_token_budget", "the number of closing tokens", len(self.closing_token_ids), 1, MAX_CLOSING_TOKENS
+        )
         for token_id in self.closing_token_ids:
             _check("thinking_token_budget", "a closing token", token_id, 0, _MAX_INT)
         for marker in (self.begin, self.end):

@@ -123,7 +123,9 @@ class SamplingParams:
         if len(set(self.logprob_token_ids)) < len(self.logprob_token_ids):
             raise BadRequest("logprob_token_ids names a token twice; name each once", param="logprob_token_ids")
         if self.logprob_token_ids and self.logprobs is None:
-            raise BadRequest("logprob_token_ids needs logprobs; set it, or leave the ids out", param="logprob_token_ids")
+            raise BadRequest(
+                "logprob_token_ids needs logprobs; set it, or leave the ids out", param="logprob_token_ids"
+            )
 
     def _check_constraints(self) -> None:
         if self.grammar is not None and not isinstance(self.grammar, GrammarSpec):
@@ -185,7 +187,8 @@ class SamplingParams:
             ("thinking_token_budget", None),
         ):
             if getattr(self, name) != neutral:
-                raise BadRequest(f"beam search draws nothing; leave {name} out, or use_beam_search", param=name)
+                field = name if self.grammar is None or name != "grammar" else self.grammar.param
+                raise BadRequest(f"beam search draws nothing; leave {field} out, or use_beam_search", param=field)
         if self.stop:
             raise BadRequest("beam search does not end at stop strings; send stop_token_ids instead", param="stop")
         if self.max_tokens == 0:
@@ -262,12 +265,13 @@ class SamplingParams:
 
     def check_against_model(self, vocab_size: int) -> None:
         """Raises BadRequest when a token id named here is not in the vocabulary."""
+        budget = self.thinking_token_budget
         for name, ids in (
             ("logit_bias", self.logit_bias),
             ("stop_token_ids", self.stop_token_ids),
             ("allowed_token_ids", self.allowed_token_ids),
             ("logprob_token_ids", self.logprob_token_ids),
-            ("thinking_token_budget", self.thinking_token_budget.closing_token_ids if self.thinking_token_budget else ()),
+            ("thinking_token_budget", () if budget is None else budget.closing_token_ids),
         ):
             for token_id in ids:
                 if token_id >= vocab_size:

@@ -1,4 +1,4 @@
-"""`thinking_token_budget` as a constraint: counts the tokens of an answer's thinking, and closes it when they are used up.
+"""`thinking_token_budget` as a constraint: counts the tokens of an answer's thinking and closes it when all are used.
 
 Finds the markers in the bytes of the tokens, as the reader of the answer finds them in its text, so a model that spells
 one out of other tokens than the tokenizer would is understood too. While it closes, exactly one token may be drawn,

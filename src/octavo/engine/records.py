@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from octavo.core.block import SeqId
 from octavo.core.request import Request, Status
 from octavo.core.swap_costs import SwapDecision
-from octavo.engine.engine_request import ForkPoint, call_of
 from octavo.decoding_spec import RepetitionDetection, ThinkingBudget
+from octavo.engine.engine_request import ForkPoint, call_of
 from octavo.errors import BadRequest, NotFound
 from octavo.grammar_spec import GrammarSpec
 from octavo.outputs import CacheReport, FinishReason

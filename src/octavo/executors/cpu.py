@@ -142,7 +142,7 @@ class CpuExecutor:
     def _output(
         self, plan: SchedulerOutput, asked: PromptQueries, logits: Float32 | None, num_shared: int, model_seconds: float
     ) -> StepOutput:
-        """What was drawn; each row has its first token already. `logits`: of the rows that drew, where they are kept."""
+        """What was drawn; each row has its first token already. `logits`: of the rows that drew, where wanted."""
         drawing = self._drawing
         if not (drawing.any_failed or drawing.any_logprobs):
             return StepOutput(drawing.token_ids, num_shared_queries=num_shared, model_seconds=model_seconds)

@@ -17,7 +17,7 @@ from zlib import crc32
 from octavo.core.block import BlockId, SeqId
 from octavo.core.protocols import ExecutorInfo, StepMasks
 from octavo.core.scheduler_output import AddedRow, SchedulerOutput, StepOutput
-from octavo.outputs import TokenLogprobs
+from octavo.outputs import NOTHING_TO_DRAW, TokenLogprobs
 
 NextToken = Callable[[tuple[int, ...], int, int], int]
 """(history, seed, sample index) -> any non-negative number; taken modulo the vocabulary. Greedy rows pass seed 0."""
@@ -117,7 +117,10 @@ class FakeExecutor:
             for draw in range(num_samples):
                 token_id = self._draw(row, history, draw)
                 if masks is not None and seq_id in masks.of:
-                    token_id = _allowed_from(token_id, masks.bitmaps[masks.of[seq_id]], self.vocab_size)
+                    allowed = _allowed_from(token_id, masks.bitmaps[masks.of[seq_id]], self.vocab_size)
+                    if allowed is None:
+                        failed[seq_id] = NOTHING_TO_DRAW
+                    token_id = 0 if allowed is None else allowed
                 if wanted is not None:
                     chosen = row.added.sampling.logprob_token_ids
                     logprobs[len(token_ids)] = self._logprobs(history, token_id, wanted, chosen)
@@ -248,12 +251,12 @@ def hashed_token(history: tuple[int, ...], seed: int, index: int) -> int:
     return crc32(array("q", [*history, seed & 0xFFFFFFFF, seed >> 32, index]).tobytes())
 
 
-def _allowed_from(token_id: int, bitmap: Sequence[int], vocab_size: int) -> int:
+def _allowed_from(token_id: int, bitmap: Sequence[int], vocab_size: int) -> int | None:
     for step in range(vocab_size):
         candidate = (token_id + step) % vocab_size
         if int(bitmap[candidate // 32]) >> (candidate % 32) & 1:
             return candidate
-    return token_id
+    return None
 
 
 def _extend(checksum: int, token_id: int) -> int:

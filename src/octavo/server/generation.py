@@ -19,6 +19,7 @@ from starlette.types import Receive
 from octavo.engine.engine_request import EngineRequest
 from octavo.errors import BadRequest, InternalError, OctavoError, QueueFull, RateLimited, retry_after_seconds
 from octavo.outputs import NOTHING_TO_DRAW_CODE, CacheReport, RequestTimings, SequenceDelta, TokenLogprobs
+from octavo.sampling_params import SamplingParams
 from octavo.server.errors import ClientGone, ServiceUnavailable
 from octavo.server.limits import Limits
 from octavo.server.metrics import ServerMetrics
@@ -163,7 +164,7 @@ class Generation:
             raise BadRequest(
                 "the request leaves no token that may be drawn: allowed_token_ids, bad_words, min_tokens and the "
                 "answer's form rule out all of them together; loosen one",
-                param="allowed_token_ids",
+                param=_narrows(self._requests[number].sampling),
                 code=NOTHING_TO_DRAW_CODE,
             )
         if delta.finish_reason == "error" and delta.error_code is not None:
@@ -221,6 +222,15 @@ class Generation:
         finally:
             if has_place:
                 admission.give_back()
+
+
+def _narrows(sampling: SamplingParams) -> str:
+    """A field by which a request rules tokens out, one that it has."""
+    if sampling.allowed_token_ids or sampling.bad_words:
+        return "allowed_token_ids" if sampling.allowed_token_ids else "bad_words"
+    if sampling.grammar is not None:
+        return sampling.grammar.param
+    return "min_tokens" if sampling.min_tokens else "thinking_token_budget"
 
 
 async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result:

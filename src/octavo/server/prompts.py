@@ -1,9 +1,10 @@
 """Text and messages to token ids, without holding up the event loop.
 
 Refuses text so long that no tokenizer could fit it in the context before reading it, and more prompts than one call
-may bring before all of them are ids, unless it asked to have them shortened. At most `_NUM_THREADS` long texts are tokenised at once, whoever left meanwhile.
-In a conversation, the spelling of a special token inside what a user or a tool said is encoded as text: it cannot end
-a turn or begin another (`Guard`). The raw prompts of /v1/completions are the caller's own and may hold special tokens.
+may bring before all of them are ids, unless it asked to have them shortened. At most `_NUM_THREADS` long texts are
+tokenised at once, whoever left meanwhile. In a conversation, the spelling of a special token inside what a user, a tool
+or a document says is encoded as text: it cannot end a turn or begin another (`Guard`). The raw prompts of
+/v1/completions are the caller's own and may hold special tokens.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`truncate_prompt_tokens`: what is left of a prompt that is longer than was asked for. Refuses to shorten to nothing."""
+"""`truncate_prompt_tokens`: what is left of a prompt that is longer than asked for. Refuses to shorten to nothing."""
 
 from __future__ import annotations
 

@@ -14,7 +14,10 @@ from support.http_site import CHAT, COMPLETIONS, DirectTemplate, check_error, ev
 
 OPENED = FAKE_CHAT_TEMPLATE + "{% if add_generation_prompt %}<think>\n{% endif %}{# </think> #}"
 OPENS = FAKE_CHAT_TEMPLATE + "{# <think> </think> #}"
-WITH_DOCUMENTS = "{% for document in documents %}[{{ document.title }}: {{ document.text }}]{% endfor %}" + FAKE_CHAT_TEMPLATE
+NOTHING = {"type": "object", "properties": {}, "additionalProperties": False}
+WITH_DOCUMENTS = (
+    "{% for document in documents %}[{{ document.title }}: {{ document.text }}]{% endfor %}" + FAKE_CHAT_TEMPLATE
+)
 
 
 def shown(prompt_token_ids: Any) -> str:
@@ -51,7 +54,8 @@ def test_a_prompt_is_shortened_to_its_last_tokens() -> None:
             assert short.json()["usage"]["prompt_tokens"] == 3
             whole = (await here.chat(return_prompt_text=True)).json()["prompt_text"]
             tail = (await here.chat(return_prompt_text=True, truncate_prompt_tokens=12)).json()
-            assert tail["prompt_text"] == shown([258, *b"assistant\n", 0])[:-1][-22:] or whole.endswith(tail["prompt_text"])
+            assert tail["prompt_text"] == "\n<|im_start|>assistant\n"
+            assert whole.endswith(tail["prompt_text"])
             assert tail["usage"]["prompt_tokens"] == 12
             guarded = [{"role": "user", "content": "<|im_end|>" * 40}]
             answer = await here.chat(messages=guarded, truncate_prompt_tokens=-1)
@@ -87,7 +91,11 @@ def test_the_last_message_is_gone_on_with() -> None:
             messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "The answer is "}]
             for role in ("assistant", "user"):
                 messages[1]["role"] = role
-                fields: dict[str, Any] = {"messages": messages, "continue_final_message": True, "return_prompt_text": True}
+                fields: dict[str, Any] = {
+                    "messages": messages,
+                    "continue_final_message": True,
+                    "return_prompt_text": True,
+                }
                 body = (await here.chat(**fields)).json()
                 ChatCompletion.model_validate(body)
                 prompt = f"<|im_start|>user\nhi<|im_end|>\n<|im_start|>{role}\nThe answer is "
@@ -267,7 +275,9 @@ def test_thinking_that_a_prompt_or_a_message_began_counts_as_such() -> None:
             prompts = ["a <think>b", "a <think>b</think>c", "plain"]
             texts = [
                 choice["text"]
-                for choice in (await here.complete(prompt=prompts, max_tokens=30, thinking_token_budget=3)).json()["choices"]
+                for choice in (await here.complete(prompt=prompts, max_tokens=30, thinking_token_budget=3)).json()[
+                    "choices"
+                ]
             ]
             assert ["</think>" in text for text in texts] == [True, False, False]
 
@@ -293,7 +303,7 @@ def test_a_budget_says_nothing_where_nothing_is_thought_and_is_refused_where_not
 
 
 def test_a_call_that_is_enforced_follows_the_thinking() -> None:
-    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
+    tool = {"type": "function", "function": {"name": "f", "parameters": NOTHING}}
     template = OPENED + "{# tools tool_calls <tool_call> #}"
 
     async def go() -> None:
@@ -341,7 +351,9 @@ def test_log_probabilities_of_chosen_tokens_stand_in_place_of_the_best() -> None
                         assert each["logprob"] == mine["logprob"]
             named = (await here.complete(logprobs=0, logprob_token_ids=ids, return_tokens_as_token_ids=True)).json()
             logprobs = named["choices"][0]["logprobs"]
-            for token, value, top in zip(logprobs["tokens"], logprobs["token_logprobs"], logprobs["top_logprobs"], strict=True):
+            for token, value, top in zip(
+                logprobs["tokens"], logprobs["token_logprobs"], logprobs["top_logprobs"], strict=True
+            ):
                 assert {f"token_id:{i}" for i in ids} <= set(top)
                 assert top[token] == value
             for ask in (here.chat, here.complete):
@@ -358,7 +370,12 @@ def test_log_probabilities_of_chosen_tokens_stand_in_place_of_the_best() -> None
 def test_prompt_logprobs_and_the_prompt_itself_come_in_the_first_chunk_of_a_stream() -> None:
     async def go() -> None:
         async with site() as here:
-            fields: dict[str, Any] = {"prompt_logprobs": 2, "return_prompt_text": True, "return_token_ids": True, "n": 2}
+            fields: dict[str, Any] = {
+                "prompt_logprobs": 2,
+                "return_prompt_text": True,
+                "return_token_ids": True,
+                "n": 2,
+            }
             names = ("prompt_logprobs", "prompt_text", "prompt_token_ids")
             whole = (await here.chat(**fields)).json()
             chunks = events(await here.chat(**fields, stream=True))

@@ -59,7 +59,6 @@ SHARED: dict[str, Any] = {
     "priority": 1,
     "cache_salt": "s",
     "user": "u",
-    "service_tier": "default",
     "add_special_tokens": True,
     "allowed_token_ids": [*range(97, 123)],
     "bad_words": ["e", "th"],

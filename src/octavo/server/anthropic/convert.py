@@ -93,9 +93,9 @@ def _messages(body: CountTokensRequest) -> list[Message]:
         content = body.system if isinstance(body.system, str) else _text_parts(body.system, "system")
         found.append(Message.model_construct(role="system", content=content))
     last = body.messages[-1]
-    if last.role == "assistant" and not isinstance(last.content, str):
-        if any(block.type == "tool_use" for block in last.content):
-            raise BadRequest("the last message calls a tool; end with its result", param="messages")
+    blocks = [] if isinstance(last.content, str) else last.content
+    if last.role == "assistant" and any(block.type == "tool_use" for block in blocks):
+        raise BadRequest("the last message calls a tool; end with its result", param="messages")
     names: dict[str, str] = {}  # of the tools, by the id of the call
     for number, message in enumerate(body.messages):
         found.extend(_converted(message, f"messages[{number}]", names))

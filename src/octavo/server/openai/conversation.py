@@ -51,9 +51,7 @@ async def prompt_of(
             param="continue_final_message",
         )
     if body.documents and not speech.takes_documents:
-        raise BadRequest(
-            "this model's chat template shows no documents; write them into a message", param="documents"
-        )
+        raise BadRequest("this model's chat template shows no documents; write them into a message", param="documents")
     messages = template_messages(body.messages)
     kwargs = effort_kwargs(body, speech) | template_kwargs(body.chat_template_kwargs)
     if not speech.writes_calls:

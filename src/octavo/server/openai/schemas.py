@@ -45,13 +45,15 @@ MAX_INT = 2**31 - 1
 TokenId = Annotated[int, Field(ge=0, le=MAX_INT)]
 TokenIds = Annotated[list[int], Field(fail_fast=True)]
 Texts = Annotated[list[str], Field(fail_fast=True)]
+_NO_TEMPLATE = "a template is code: it is the model's or the operator's --chat-template"
 Number = float  # strict: takes whole numbers too, never text or booleans
 
 
 def neutral(*values: Any, reason: str = "") -> Any:
     """A field this server knows and does not implement: only null and these values are taken. `reason`: why, or what
     to send instead."""
-    extra = {"enum": [None, *values], "x-octavo": "not implemented" + (f": {reason}" if reason else "")}
+    kind = f"not implemented: {reason}" if reason else "not implemented"
+    extra: Any = {"enum": [None, *values], "x-octavo": kind}
     return Field(default=None, json_schema_extra=extra)
 
 
@@ -167,9 +169,9 @@ class SamplingFields(FormFields):
     truncation_side: Literal["left", "right"] | None = None  # where tokens are dropped; absent: left
     repetition_detection: RepetitionRule | None = None
     thinking_token_budget: Annotated[int, Field(ge=-1, le=MAX_INT)] | None = None  # -1: no bound
-    logprob_token_ids: (
-        Annotated[list[TokenId], Field(max_length=MAX_LOGPROB_TOKEN_IDS, fail_fast=True)] | None
-    ) = None  # with logprobs: the alternatives told at each token of the answer, in place of the best
+    logprob_token_ids: Annotated[list[TokenId], Field(max_length=MAX_LOGPROB_TOKEN_IDS, fail_fast=True)] | None = (
+        None  # with logprobs: the alternatives told at each token of the answer, in place of the best
+    )
     prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
@@ -310,7 +312,7 @@ class TemplateFields(Model):
     documents: Annotated[list[dict[str, str]], Field(max_length=MAX_DOCUMENTS, fail_fast=True)] | None = Field(
         default=None, description="a list of objects of texts"
     )
-    chat_template: Any = neutral(reason="a template is code: the operator's --chat-template or the model's, no request's")
+    chat_template: Any = neutral(reason=_NO_TEMPLATE)
     mm_processor_kwargs: Any = neutral({}, reason="this server takes text only")
     media_io_kwargs: Any = neutral({}, reason="this server takes text only")
 
@@ -349,7 +351,7 @@ class TokenizeRequest(Model):
     return_token_strs: bool | None = None
     add_generation_prompt: bool | None = None
     chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=MAX_TEMPLATE_KWARGS)] | None = None
-    chat_template: Any = neutral(reason="a template is code: the operator's --chat-template or the model's, no request's")
+    chat_template: Any = neutral(reason=_NO_TEMPLATE)
     continue_final_message: bool | None = None
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
 

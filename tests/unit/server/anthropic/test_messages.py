@@ -290,7 +290,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"top_k": -1}, "top_k"),
     ({"stop_sequences": ["x"] * 65}, "stop_sequences has too many entries, the limit is 64"),
     ({"stop_sequences": [""]}, "stop_sequences[0] must not be empty"),
-    ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking: this model's chat template knows no thinking"),
+    (
+        {"thinking": {"type": "enabled", "budget_tokens": 1024}},
+        "thinking: this model's chat template knows no thinking",
+    ),
     ({"thinking": {"type": "enabled", "budget_tokens": 0}}, "thinking.budget_tokens is 0"),
     ({"thinking": {"type": "much"}}, "thinking.type must be"),
     ({"output_config": {"effort": "max"}}, "output_config.effort is not supported"),
