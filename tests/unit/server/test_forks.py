@@ -369,6 +369,7 @@ def test_every_field_of_a_branch_is_refused_taken_or_the_whole_calls() -> None:
         "logit_bias", "seed", "stop", "stop_token_ids", "include_stop_str_in_output", "ignore_eos", "min_tokens",
         "skip_special_tokens", "bad_words", "allowed_token_ids", "max_tokens", "max_completion_tokens", "logprobs",
         "best_of", "use_beam_search", "beam_width", "length_penalty", "early_stopping",
+        "repetition_detection", "logprob_token_ids", "spaces_between_special_tokens",
     }  # fmt: skip
     assert set(ForkRequest.model_fields) - set(BranchFields.model_fields) == {"id", "index", "num_tokens", "branches"}
     assert {"id", "index", "num_tokens", "branches"} <= _OF_THE_CALL

@@ -148,7 +148,7 @@ def test_the_openapi_document_names_every_route_body_and_bound() -> None:
                 assert body == {"$ref": f"#/components/schemas/{name}"}
                 assert schemas[name]["properties"]
             assert '"maximum": 128' in str(schemas["ChatRequest"]["properties"]["n"]).replace("'", '"')
-            assert schemas["ChatRequest"]["properties"]["return_prompt_text"]["enum"] == [None, False]
+            assert schemas["ChatRequest"]["properties"]["function_call"]["enum"] == [None, "none"]
             assert schemas["ChatRequest"]["required"] == ["messages"]
             for path, name in (
                 ("/v1/completions", "ErrorEnvelope"),
