@@ -105,11 +105,15 @@ async def site(
     )
     transport = httpx.ASGITransport(app=app)
     async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
-        if isinstance(own, InProcessEngine):
-            async with own:
-                yield Site(app, client, own)
-        else:
-            yield Site(app, client, own)
+        here = Site(app, client, own)
+        try:
+            if isinstance(own, InProcessEngine):
+                async with own:
+                    yield here
+            else:
+                yield here
+        finally:
+            await here.state.responses.close()
 
 
 def events(response: httpx.Response) -> list[Any]:

@@ -63,6 +63,26 @@ OPTIONS: tuple[Option, ...] = (
         "leave it in the answer. Default: as its chat template says.",
         metavar="NAME",
     ),
+    Option(
+        "response-store-path",
+        "server",
+        "path",
+        "File that keeps the responses of /v1/responses over a restart; one server each. Default: they are kept in "
+        "memory.",
+        metavar="FILE",
+    ),
+    Option(
+        "response-store-entries",
+        "server",
+        "whole",
+        "Most responses kept; the oldest of whoever has most go first. 0 keeps none.",
+    ),
+    Option(
+        "response-store-bytes",
+        "server",
+        "size",
+        "Most bytes they hold, answers and input together, such as 1GiB.",
+    ),
     Option("max-model-len", "engine", "count", "Most tokens of prompt and answer together. Default: what fits."),
     Option("max-num-seqs", "engine", "whole", "Most sequences in one step."),
     Option("max-num-batched-tokens", "engine", "count", "Most tokens in one step; longer prompts are cut into chunks."),
@@ -203,6 +223,8 @@ SERVER_DEFAULTS: Mapping[str, object] = {
     "port": 8000,
     "queue-timeout-seconds": 60.0,
     "request-timeout-seconds": 0.0,
+    "response-store-entries": 4096,
+    "response-store-bytes": 64 * 2**20,
 }  # copied, so that the help needs no server; a test compares
 
 # What `chat`, `run` and `bench` share: the engine in this process, one user. A tier keeps what they computed for the

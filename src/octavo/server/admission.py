@@ -31,13 +31,17 @@ class Admission:
 
     def take_now(self) -> None:
         """Raises QueueFull when every place is taken."""
+        self.check_room()
+        self._occupy()
+
+    def check_room(self) -> None:
+        """Raises QueueFull when every place is taken."""
         if self._taken >= self._capacity:
             raise QueueFull(
                 f"{self._taken} requests run or wait, the limit for both is {self._capacity}; try again later, or "
                 "start with a larger --max-queue",
                 retry_after_seconds=retry_after_seconds(self._queue_seconds()),
             )
-        self._occupy()
 
     async def take(self) -> None:
         """Waits for a place."""

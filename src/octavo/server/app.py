@@ -5,7 +5,7 @@ Refuses to route around the door: it wraps the router, so a route added here is 
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from fastapi import FastAPI, Query, Request, Response
 from fastapi.responses import HTMLResponse
@@ -18,6 +18,7 @@ from octavo.server.config import ServerConfig
 from octavo.server.docs_page import PAGE, PAGE_POLICY, install_openapi
 from octavo.server.door import Door
 from octavo.server.errors import json_response
+from octavo.server.limits import MAX_LISTED_ITEMS
 from octavo.server.metrics import CONTENT_TYPE, ServerMetrics
 from octavo.server.ollama import generate
 from octavo.server.ollama import models as ollama_models
@@ -25,6 +26,8 @@ from octavo.server.openai import chat, completions, forks, models, schema_check
 from octavo.server.openai.call import Routes
 from octavo.server.openai.parse import UnknownNames
 from octavo.server.protocol import EngineLike, GrammarChecker, TemplateLike, TokenizerLike
+from octavo.server.responses_api import create, retrieve
+from octavo.server.responses_api.schemas import MAX_ID_CHARS
 from octavo.server.state import Loaded, Phase, ServerState
 
 DEFAULT_MAX_QUEUE = 512
@@ -58,6 +61,7 @@ def build_app(state: ServerState) -> FastAPI:
     app.state.octavo = state
     routes = Routes(state, UnknownNames())
     _add_openai(app, routes)
+    _add_responses(app, routes)
     _add_anthropic(app, routes)
     _add_ollama(app, routes)
     _add_tokens(app, routes)
@@ -115,6 +119,46 @@ def _add_openai(app: FastAPI, routes: Routes) -> None:
     async def retrieve_model(model: str) -> Response:
         """One of them."""
         return json_response(models.retrieve_model(state, model))
+
+
+def _add_responses(app: FastAPI, routes: Routes) -> None:
+    state = routes.state
+
+    @app.post("/v1/responses", response_class=Response)
+    async def create_response(request: Request) -> Response:
+        """The next items of a conversation, whole, as server-sent events, or made in the background."""
+        return await create.create_response(routes, request)
+
+    @app.post("/v1/responses/input_tokens", response_class=Response)
+    async def count_input_tokens(request: Request) -> Response:
+        """How many tokens the same conversation has as a prompt."""
+        return await create.count_input_tokens(routes, request)
+
+    @app.get("/v1/responses/{response_id}", response_class=Response)
+    async def retrieve_response(request: Request, response_id: str) -> Response:
+        """One that is kept, or is being made; for the key that asked for it."""
+        return await retrieve.retrieve_response(state, request, response_id)
+
+    @app.delete("/v1/responses/{response_id}", response_class=Response)
+    async def delete_response(request: Request, response_id: str) -> Response:
+        """It is kept no longer, nor can anybody go on from it."""
+        return await retrieve.delete_response(state, request, response_id)
+
+    @app.get("/v1/responses/{response_id}/input_items", response_class=Response)
+    async def list_input_items(
+        request: Request,
+        response_id: str,
+        limit: Annotated[int, Query(ge=1, le=MAX_LISTED_ITEMS)] = 20,
+        order: Literal["asc", "desc"] = "desc",
+        after: Annotated[str | None, Query(max_length=MAX_ID_CHARS)] = None,
+    ) -> Response:
+        """What it was asked with: the newest first, a page at a time."""
+        return await retrieve.list_input_items(state, request, response_id, limit=limit, order=order, after=after)
+
+    @app.post("/v1/responses/{response_id}/cancel", response_class=Response)
+    async def cancel_response(request: Request, response_id: str) -> Response:
+        """Ends one that is made in the background, and keeps it as far as it came."""
+        return await retrieve.cancel_response(state, request, response_id)
 
 
 def _add_anthropic(app: FastAPI, routes: Routes) -> None:

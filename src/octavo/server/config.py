@@ -14,6 +14,7 @@ from octavo.errors import ConfigError
 from octavo.server.limits import MAX_MODEL_NAME_CHARS, Limits
 from octavo.server.tools.speech import check_parsers
 
+MAX_STORE = 2**40  # entries or bytes: a larger number is a mistake
 MAX_TIMEOUT_SECONDS = 1e9  # thirty years: a larger number is a mistake
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s?#@]+")
 _TOKEN = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,64}")
@@ -41,6 +42,9 @@ class ServerConfig:
     chat_template: Path | None = None  # a file that replaces the model's own template
     tool_call_parser: str | None = None  # the dialect of the model's tool calls; None: as its template says
     reasoning_parser: str | None = None  # how its reasoning is marked, "none": not split; None: as its template says
+    response_store_path: Path | None = None  # a file that keeps /v1/responses over a restart; None: memory
+    response_store_entries: int = 4096  # responses kept, the oldest go first; 0: none is, and store is refused
+    response_store_bytes: int = 64 * 2**20  # of what they hold, answers and input together
     shutdown_timeout_seconds: float = 30.0  # how long requests in flight may go on after SIGTERM
     queue_timeout_seconds: float = 60.0  # a request that waited so long without being started is ended; 0: never
     request_timeout_seconds: float = 0.0  # one that is not done after so long is ended; 0: never
@@ -74,6 +78,10 @@ class ServerConfig:
             raise ConfigError(
                 f"explain_cache is {self.explain_cache!r}; it must be true or false", param="explain_cache"
             )
+        for name, least in (("response_store_entries", 0), ("response_store_bytes", 1)):
+            number = getattr(self, name)
+            if isinstance(number, bool) or not least <= number <= MAX_STORE:
+                raise ConfigError(f"{name} is {number!r}; it must be from {least} to {MAX_STORE}", param=name)
         for name in ("queue_timeout_seconds", "request_timeout_seconds"):
             seconds = getattr(self, name)
             if isinstance(seconds, bool) or not 0 <= seconds <= MAX_TIMEOUT_SECONDS:

@@ -136,8 +136,15 @@ def install(app: FastAPI) -> None:
         body = {"error": {"message": message, "type": kind, "param": None, "code": None}}
         return json_response(translated(body, error.status_code, request.url.path), error.status_code, error.headers)
 
-    async def validation(request: Request, _: Exception) -> Response:
-        body = envelope("a parameter of the path or the query is not valid", error_type="invalid_request_error")
+    async def validation(request: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        found = error.errors()[0]
+        name, text = str(found["loc"][-1]), str(found["msg"])
+        body = envelope(
+            f"{name} in the path or the query is not valid: {text[:1].lower()}{text[1:]}",
+            error_type="invalid_request_error",
+            param=name,
+        )
         return json_response(translated(body, 400, request.url.path), 400)
 
     app.add_exception_handler(OctavoError, ours)

@@ -35,6 +35,11 @@ MAX_DOCUMENTS = 256
 MAX_TEMPLATE_KWARGS = 32
 MAX_TEMPLATE_KWARGS_BYTES = 32 * 2**10
 MAX_PRIORITY = 2**31 - 1
+MAX_METADATA_ENTRIES = 16  # of a stored response
+MAX_METADATA_KEY_CHARS = 64
+MAX_METADATA_VALUE_CHARS = 512
+MAX_INCLUDES = 16
+MAX_LISTED_ITEMS = 100  # of a page
 
 
 def _limit(default: float | None, words: str, most: int | None = None) -> Any:

@@ -27,6 +27,8 @@ from octavo.server.openai.schemas import (
     SchemaCheckRequest,
     TokenizeRequest,
 )
+from octavo.server.responses_api import shapes as responses
+from octavo.server.responses_api.schemas import InputTokensRequest, ResponsesRequest
 
 _REF: Final = "#/components/schemas/{model}"
 # (method, path) -> (what the body holds, what an answer is)
@@ -35,6 +37,12 @@ SHAPES: Final[dict[tuple[str, str], tuple[type[BaseModel] | None, type[BaseModel
     ("post", "/v1/completions"): (CompletionRequest, shapes.Completion),
     ("post", "/v1/fork"): (ForkRequest, shapes.Fork),
     ("post", "/v1/schema/check"): (SchemaCheckRequest, shapes.SchemaCheck),
+    ("post", "/v1/responses"): (ResponsesRequest, responses.ResponseBody),
+    ("post", "/v1/responses/input_tokens"): (InputTokensRequest, responses.InputTokens),
+    ("get", "/v1/responses/{response_id}"): (None, responses.ResponseBody),
+    ("delete", "/v1/responses/{response_id}"): (None, responses.DeletedResponse),
+    ("get", "/v1/responses/{response_id}/input_items"): (None, responses.InputItems),
+    ("post", "/v1/responses/{response_id}/cancel"): (None, responses.ResponseBody),
     ("post", "/v1/messages"): (MessagesRequest, AnthropicAnswer),
     ("post", "/v1/messages/count_tokens"): (CountTokensRequest, TokenCount),
     ("post", "/api/chat"): (OllamaChatRequest, ollama.OllamaChatAnswer),

@@ -199,6 +199,7 @@ class _Serving:
             if self._engine is not None:
                 await self._engine.stop()  # first, so that what is still in flight is answered with the error
             await _close_http(http, serving)
+            await state.responses.close()
 
     async def _load(
         self,

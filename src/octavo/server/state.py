@@ -24,6 +24,7 @@ from octavo.server.keys import Keys
 from octavo.server.prompts import PromptEncoder
 from octavo.server.protocol import EngineLike, GrammarChecker, TemplateLike, TokenizerLike
 from octavo.server.rates import Meter
+from octavo.server.responses_api.book import Book
 from octavo.server.tools.speech import Speech
 
 if TYPE_CHECKING:
@@ -98,6 +99,7 @@ class ServerState:
         self.config = config
         self.metrics = metrics
         self.keys = keys or Keys(config)
+        self.responses = Book(config)  # raises ConfigError
         self.phase = Phase.LOADING
         self.created = int(time.time())  # unix seconds; of the model cards
         self._loaded: Loaded | None = None

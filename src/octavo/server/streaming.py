@@ -32,6 +32,11 @@ def event(content: Any) -> bytes:
     return b"data: " + _encoder.encode(content) + b"\n\n"
 
 
+def named_event(name: str, content: Any) -> bytes:
+    """As clients read it who look at the event's name."""
+    return b"event: " + name.encode("ascii") + b"\ndata: " + _encoder.encode(content) + b"\n\n"
+
+
 class Started:
     """A generation's steps, of which the first has come. `aclose` ends the engine's work, whatever was read."""
 

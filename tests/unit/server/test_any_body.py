@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import httpx
@@ -16,6 +17,8 @@ from octavo.server.ollama.responses import OllamaChatAnswer, OllamaGenerateAnswe
 from octavo.server.ollama.schemas import OllamaChatRequest, OllamaGenerateRequest, OllamaShowRequest
 from octavo.server.openai.responses import ChatCompletion, Completion, DetokenizedPrompt, Fork, Tokens
 from octavo.server.openai.schemas import ChatRequest, CompletionRequest, DetokenizeRequest, ForkRequest, TokenizeRequest
+from octavo.server.responses_api.schemas import InputTokensRequest, ResponsesRequest
+from octavo.server.responses_api.shapes import InputTokens, ResponseBody
 from support.http_site import CHAT, COMPLETIONS, FORK, MESSAGES, check_error, events, run, site
 
 SCALARS = (
@@ -49,7 +52,39 @@ MESSAGE = st.fixed_dictionaries(
     {"role": ROLES, "content": st.text(max_size=8) | TEXT_PARTS | st.lists(BLOCK, max_size=3) | st.none()},
     optional={"name": st.text(max_size=4), "tool_call_id": st.text(max_size=4), "extra": ANY_JSON},
 )
+ITEM = st.fixed_dictionaries(
+    {
+        "type": st.sampled_from(
+            ["message", "function_call", "function_call_output", "reasoning", "item_reference", "web_search_call"]
+        )
+    },
+    optional={
+        "role": ROLES,
+        "content": st.text(max_size=8)
+        | st.lists(
+            st.fixed_dictionaries(
+                {"type": st.sampled_from(["input_text", "output_text", "reasoning_text", "refusal", "input_image"])},
+                optional={"text": st.text(max_size=8), "refusal": st.text(max_size=4)},
+            ),
+            max_size=3,
+        ),
+        "id": st.text(max_size=4),
+        "call_id": st.text(max_size=4),
+        "name": st.text(max_size=4),
+        "arguments": st.text(max_size=8) | st.just('{"a": 1}'),
+        "output": st.text(max_size=8),
+        "status": st.sampled_from(["completed", "incomplete", "odd"]),
+    },
+)
 GOOD: dict[str, Any] = {
+    "input": st.text(max_size=20) | st.lists(MESSAGE | ITEM, max_size=4),
+    "instructions": st.text(max_size=8),
+    "max_output_tokens": st.integers(0, 12),
+    "truncation": st.sampled_from(["auto", "disabled"]),
+    "store": st.booleans(),
+    "metadata": st.dictionaries(st.text(max_size=4), st.text(max_size=4), max_size=2),
+    "text": st.sampled_from([{"format": {"type": "text"}}, {"format": {"type": "json_object"}}, {}]),
+    "include": st.lists(st.sampled_from(["message.output_text.logprobs", "code_interpreter_call.outputs"]), max_size=2),
     "prompt": st.text(max_size=20)
     | st.lists(st.text(max_size=5), max_size=3)
     | st.lists(st.integers(0, 259), max_size=9),
@@ -110,6 +145,8 @@ SCHEMAS: dict[str, type[BaseModel]] = {
     FORK: ForkRequest,
     "/tokenize": TokenizeRequest,
     "/detokenize": DetokenizeRequest,
+    "/v1/responses": ResponsesRequest,
+    "/v1/responses/input_tokens": InputTokensRequest,
     "/v1/messages": MessagesRequest,
     "/v1/messages/count_tokens": CountTokensRequest,
     "/api/chat": OllamaChatRequest,
@@ -122,6 +159,8 @@ ANSWERS: dict[str, type[BaseModel]] = {
     FORK: Fork,
     "/tokenize": Tokens,
     "/detokenize": DetokenizedPrompt,
+    "/v1/responses": ResponseBody,
+    "/v1/responses/input_tokens": InputTokens,
     "/v1/messages": AnthropicAnswer,
     "/v1/messages/count_tokens": TokenCount,
     "/api/chat": OllamaChatAnswer,
@@ -134,7 +173,9 @@ def bodies(schema: type[BaseModel]) -> st.SearchStrategy[dict[str, Any]]:
     """Mostly fields of the schema with values it takes, some with anything, and names nobody knows."""
     named = {name: GOOD.get(name, ANY_JSON) for name in schema.model_fields}
     needed = [
-        name for name in ("prompt", "messages", "tokens") if name in named and schema.model_fields[name].is_required()
+        name
+        for name in ("prompt", "messages", "tokens", "input")
+        if name in named and schema.model_fields[name].is_required()
     ]
     good = st.fixed_dictionaries(
         {name: named[name] for name in needed},
@@ -145,7 +186,10 @@ def bodies(schema: type[BaseModel]) -> st.SearchStrategy[dict[str, Any]]:
 
 
 def check_stream(response: httpx.Response, path: str) -> None:
-    if path == "/v1/messages":
+    if path == "/v1/responses":
+        assert response.text.count("event: response.created") == 1
+        assert response.text.count("event: response.completed") + response.text.count("event: response.incomplete") == 1
+    elif path == "/v1/messages":
         assert response.text.count("event: message_start") == response.text.count("event: message_stop") == 1
     else:
         assert events(response)
@@ -159,10 +203,9 @@ def test_any_body_is_answered_or_refused(path: str) -> None:
     def check(body: dict[str, Any]) -> None:
         async def go() -> None:
             async with site(num_gpu_blocks_override=400) as here:
+                most = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
                 earlier = {"id": (await here.complete(ignore_eos=True)).json()["id"]} if path == FORK else {}
-                response = await here.post(
-                    path, earlier | body | ({"max_tokens": 9} if "max_tokens" not in body else {})
-                )
+                response = await here.post(path, earlier | body | ({most: 9} if most not in body else {}))
                 if response.status_code != 200:
                     assert response.status_code < 500
                     check_error(response)
@@ -171,6 +214,9 @@ def test_any_body_is_answered_or_refused(path: str) -> None:
                 else:
                     for line in response.text.rstrip("\n").split("\n"):
                         ANSWERS[path].model_validate_json(line)
+                for live in list(here.state.responses._live.values()):
+                    assert live.task is not None
+                    await asyncio.wait((live.task,))
                 again = await here.chat(messages=MESSAGES)
                 assert again.status_code == 200
                 assert here.engine.stats().num_blocks_used == 0

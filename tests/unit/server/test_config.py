@@ -30,6 +30,10 @@ from octavo.server.screen import config_warnings, size
         {"api_keys": ("a", "both"), "admin_api_key": "both"},
         {"explain_cache": 1},
         {"shutdown_timeout_seconds": -1},
+        {"response_store_entries": -1},
+        {"response_store_entries": True},
+        {"response_store_bytes": 0},
+        {"response_store_bytes": 2**41},
     ],
 )
 def test_what_cannot_be_is_refused_naming_the_option(options: dict[str, Any]) -> None:

@@ -138,6 +138,8 @@ def test_the_openapi_document_names_every_route_body_and_bound() -> None:
                 ("/v1/completions", "CompletionRequest"),
                 ("/tokenize", "TokenizeRequest"),
                 ("/detokenize", "DetokenizeRequest"),
+                ("/v1/responses", "ResponsesRequest"),
+                ("/v1/responses/input_tokens", "InputTokensRequest"),
                 ("/v1/messages", "MessagesRequest"),
                 ("/v1/messages/count_tokens", "CountTokensRequest"),
                 ("/api/chat", "OllamaChatRequest"),

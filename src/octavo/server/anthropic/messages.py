@@ -18,7 +18,6 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
-import msgspec
 from fastapi import Request, Response
 
 from octavo.errors import OctavoError
@@ -34,10 +33,8 @@ from octavo.server.openai.call import Call, Routes
 from octavo.server.openai.parse import read
 from octavo.server.openai.schemas import ChatRequest
 from octavo.server.openai.tool_fields import asked_of
-from octavo.server.streaming import EventStream, Started
+from octavo.server.streaming import EventStream, Started, named_event
 from octavo.server.tools.speech import Readers, reader_of
-
-_encoder = msgspec.json.Encoder()
 
 
 async def create_message(routes: Routes, http: Request) -> Response:
@@ -100,7 +97,7 @@ class _MessageCall(Call):
         except Exception as error:
             status = error.status if isinstance(error, OctavoError) else 500
             envelope = translated(envelope_for(error, self.request_id), status, path)
-            yield _named("error", envelope)
+            yield named_event("error", envelope)
 
     def _end(self, delta: SequenceDelta, blocks: Blocks, generation: Generation) -> bytes:
         ending = _ending(delta.finish_reason, delta.stop_reason, blocks)
@@ -143,8 +140,4 @@ def _ending(finish_reason: str | None, stop_reason: str | int | None, blocks: Bl
 
 
 def _event(kind: str, **content: Any) -> bytes:
-    return _named(kind, {"type": kind, **content})
-
-
-def _named(kind: str, content: Any) -> bytes:
-    return b"event: " + kind.encode() + b"\ndata: " + _encoder.encode(content) + b"\n\n"
+    return named_event(kind, {"type": kind, **content})

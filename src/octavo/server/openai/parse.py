@@ -47,7 +47,7 @@ _TEXTS = {
 }
 
 _UNION_TYPES = ("string_type", "list_type")
-_UNION_TAGS = ("str", "list[str]", "list[int]", "list[list[int]]", "list[ContentPart]", "list[Block]")
+_UNION_TAGS = ("str", "list[str]", "list[int]", "list[list[int]]", "list[ContentPart]", "list[Block]", "list[Part]")
 
 
 class UnknownNames:

@@ -134,7 +134,7 @@ def _check(tools: Sequence[Tool], limits: Limits) -> None:
         if name in seen:
             raise BadRequest(f"tools[{number}].function.name is {name!r}, as another tool's is", param="tools")
         seen.add(name)
-        if not _is_plain(tool.function.parameters, limits.max_schema_depth):
+        if not is_plain(tool.function.parameters, limits.max_schema_depth):
             raise BadRequest(
                 f"tools[{number}].function.parameters may be {limits.max_schema_depth} levels deep and hold finite "
                 "numbers of 64 bits; flatten it",
@@ -142,7 +142,7 @@ def _check(tools: Sequence[Tool], limits: Limits) -> None:
             )
 
 
-def _is_plain(value: Any, max_depth: int) -> bool:
+def is_plain(value: Any, max_depth: int) -> bool:
     """Nothing that a frame to a worker could not hold; walked without recursion."""
     pending = [(value, 1)]
     while pending:
