@@ -95,6 +95,8 @@ def forms(kind: str, value: Any) -> list[tuple[Target, dict[str, Any]]]:
             body[place] = {"type": "json_schema", "json_schema": {"name": "x", "schema": value}}
         elif place == "output_config":
             body[place] = {"format": {"type": "json_schema", "schema": value}}
+        elif place == "text.format":
+            body["text"] = {"format": {"type": "json_schema", "name": "x", "schema": value}}
         elif place == "format":
             body[place] = value
         elif place == "tools" and isinstance(value, dict):
@@ -110,6 +112,8 @@ def forms(kind: str, value: Any) -> list[tuple[Target, dict[str, Any]]]:
 def _tool(target: Target, schema: Any) -> dict[str, Any]:
     if target.path.startswith("/v1/messages"):
         return {"name": "f", "input_schema": schema}
+    if target.path.startswith("/v1/responses"):
+        return {"type": "function", "name": "f", "parameters": schema}
     return {"type": "function", "function": {"name": "f", "parameters": schema}}
 
 

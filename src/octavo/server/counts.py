@@ -33,6 +33,7 @@ VALUES: Final = {
     "prompt_logprobs": "max_top_logprobs",
 }
 _OF_A_MESSAGE: Final = {"content": "max_content_parts", "tool_calls": "max_tool_calls"}
+_OF_AN_ITEM: Final = {"content": "max_content_parts", "output": "max_content_parts", "summary": "max_content_parts"}
 _WITH_FIELDS: Final = ("options", "branches")  # objects, or lists of them, that hold fields of the same names
 
 
@@ -49,6 +50,13 @@ def check_counts(data: Mapping[str, Any], limits: Limits) -> None:
     for number, message in enumerate(messages if isinstance(messages, list) else ()):
         if isinstance(message, dict):
             _check_lengths(message, _OF_A_MESSAGE, limits, where=f"messages[{number}].", param="messages")
+    given = data.get("input")
+    items = [
+        (number, each) for number, each in enumerate(given if isinstance(given, list) else ()) if isinstance(each, dict)
+    ]
+    _check_lengths({"input": items}, {"input": "max_messages"}, limits)
+    for number, item in items:
+        _check_lengths(item, _OF_AN_ITEM, limits, where=f"input[{number}].", param="input")
 
 
 def _check_fields(data: Mapping[str, Any], limits: Limits, where: str = "", param: str | None = None) -> None:

@@ -106,7 +106,7 @@ async def _conversation(
 
     def build() -> tuple[list[Kept], list[Message]]:
         given = kept(body.input, response_id, found)
-        return given, messages_of(body.instructions, [*earlier, *given])
+        return given, messages_of(body.instructions, [*earlier, *given], limits)
 
     is_large = len(http.scope["octavo.body"]) > limits.large_body_bytes or bool(earlier or found)
     return await asyncio.to_thread(build) if is_large else build()

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from octavo.errors import BadRequest
-from octavo.server.limits import MAX_MESSAGES, MAX_TOOL_CALLS
+from octavo.server.limits import Limits
 from octavo.server.openai.parse import check_neutral
 from octavo.server.openai.schemas import FunctionCall, Message, ToolCall
 from octavo.server.responses_api.schemas import Item, Part
@@ -180,7 +180,7 @@ class _Turn:
         )
 
 
-def messages_of(instructions: str | None, items: Iterable[Kept]) -> list[Message]:
+def messages_of(instructions: str | None, items: Iterable[Kept], limits: Limits) -> list[Message]:
     """As chat takes them. Raises BadRequest where there are too many."""
     found: list[Message] = []
     if instructions is not None:
@@ -195,7 +195,7 @@ def messages_of(instructions: str | None, items: Iterable[Kept]) -> list[Message
             turn = None
         if is_ours:
             turn = turn or _Turn()
-            _add(item, turn)
+            _add(item, turn, limits)
             if kind == "function_call":
                 names[item["call_id"]] = item["name"]
         elif kind == "function_call_output":
@@ -209,20 +209,20 @@ def messages_of(instructions: str | None, items: Iterable[Kept]) -> list[Message
             found.append(Message.model_construct(role=item["role"], content=_text(item["content"])))
     if turn is not None:
         found.append(turn.message())
-    if len(found) > MAX_MESSAGES:
-        raise _refusal(f"the conversation has {len(found)} messages, the limit is {MAX_MESSAGES}; send fewer")
+    if len(found) > limits.max_messages:
+        raise _refusal(f"the conversation has {len(found)} messages, the limit is {limits.max_messages}; send fewer")
     return found
 
 
-def _add(item: Kept, turn: _Turn) -> None:
+def _add(item: Kept, turn: _Turn, limits: Limits) -> None:
     """Raises BadRequest."""
     if item["type"] == "reasoning":
         turn.thoughts += [part["text"] for part in item["content"] or item["summary"]]
     elif item["type"] == "message":
         turn.content = _text(item["content"])
     else:
-        if len(turn.calls) == MAX_TOOL_CALLS:
-            raise _refusal(f"more than {MAX_TOOL_CALLS} function_call items stand together; send fewer")
+        if len(turn.calls) == limits.max_tool_calls:
+            raise _refusal(f"more than {limits.max_tool_calls} function_call items stand together; send fewer")
         function = FunctionCall.model_construct(name=item["name"], arguments=item["arguments"])
         turn.calls.append(ToolCall.model_construct(id=item["call_id"], type="function", function=function))
 

@@ -504,6 +504,20 @@ def test_every_limit_passes_and_one_more_does_not(name: str, at_limit: Any, abov
     run(go())
 
 
+def test_an_operator_can_lower_the_limits() -> None:
+    async def go() -> None:
+        async with site(ServerConfig(limits=Limits(max_messages=2, max_tool_calls=1, max_content_parts=1))) as here:
+            assert (await ask(here, input=MESSAGES * 2)).status_code == 200
+            for given in (MESSAGES * 3, [CALL, CALL], [RESULT | {"output": [{"type": "input_text", "text": "x"}] * 2}]):
+                found = check_error(await ask(here, input=given), 400)
+                assert found["param"] == "input"
+            first = await answer(here, input="one", max_output_tokens=1)
+            found = check_error(await ask(here, input="two", previous_response_id=first["id"]), 400)
+            assert "the conversation has 3 messages, the limit is 2" in found["message"]
+
+    run(go())
+
+
 def test_a_conversation_has_no_more_messages_than_one_request_may() -> None:
     async def go() -> None:
         async with site(engine=roomy()) as here:
