@@ -56,10 +56,11 @@ async def _answer(routes: Routes, http: Request) -> Response:
         call.begin(await conversation.start_read(call, chat))
     if body.background:
         return _in_background(call, routes.state.responses)
-    if not body.stream:
-        await call.collect()
-        return json_response(call.response())
-    steps = await Started.wait(call.running)
+    with in_our_words():
+        if not body.stream:
+            await call.collect()
+            return json_response(call.response())
+        steps = await Started.wait(call.running)
     return EventStream(call.events(steps), steps, write_timeout_seconds=limits.write_timeout_seconds)
 
 

@@ -57,7 +57,7 @@ class Item(Model):
     arguments: str | None = None
     output: str | Parts | None = Field(default=None, description="a string or a list of text parts")
     summary: Parts | None = None  # of reasoning
-    encrypted_content: Any = neutral()
+    encrypted_content: Any = neutral(reason="reasoning goes as text here")
     namespace: Any = neutral()
     caller: Any = neutral({"type": "direct"})
 
@@ -97,7 +97,7 @@ class TextFormat(Model):
 
 class TextConfig(Model):
     format: TextFormat | None = None
-    verbosity: Any = neutral("medium")
+    verbosity: Any = neutral("medium", reason="no chat template knows it; say so in instructions")
 
 
 class ReasoningConfig(Model):
@@ -134,9 +134,9 @@ class InputFields(Model):
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=MAX_TEMPLATE_KWARGS)] | None = None
     truncation: Literal["auto", "disabled"] | None = None  # auto: the oldest turns go until the rest fits
-    conversation: Any = neutral()
+    conversation: Any = neutral(reason="send previous_response_id")
     personality: Any = neutral()
-    prompt: Any = neutral()
+    prompt: Any = neutral(reason="no prompts are kept here; send input and instructions")
 
 
 class InputTokensRequest(InputFields):
@@ -160,34 +160,33 @@ class ResponsesRequest(SamplingFields, InputFields):
     prompt_cache_options: Any = neutral()
     access_programs: Any = neutral()
     background_options: Any = neutral()
-    context_management: Any = neutral([])
+    context_management: Any = neutral([], reason="send truncation")
     image: Any = neutral()
-    moderation: Any = neutral()
+    moderation: Any = neutral(reason="nothing is moderated here")
     modalities: Any = neutral(["text"])
 
     # Chat's names for what stands elsewhere here
-    messages: Any = neutral()
-    max_tokens: Any = neutral()
-    max_completion_tokens: Any = neutral()
-    logprobs: Any = neutral(False)
-    reasoning_effort: Any = neutral()
-    response_format: Any = neutral({"type": "text"})
+    messages: Any = neutral(reason="send input")
+    max_tokens: Any = neutral(reason="send max_output_tokens")
+    max_completion_tokens: Any = neutral(reason="send max_output_tokens")
+    logprobs: Any = neutral(False, reason="send top_logprobs")
+    reasoning_effort: Any = neutral(reason="send reasoning.effort")
+    response_format: Any = neutral({"type": "text"}, reason="send text.format")
 
     # There is one answer, and what it holds is OpenAI's
-    n: Any = neutral(1)
-    best_of: Any = neutral(1)
+    n: Any = neutral(1, reason="there is one answer")
+    best_of: Any = neutral(1, reason="there is one answer")
     use_beam_search: Any = neutral(False)
     beam_width: Any = neutral()
     length_penalty: Any = neutral(1)
     early_stopping: Any = neutral(False)
     echo: Any = neutral(False)
     include_reasoning: Any = neutral(True)
-    logprob_token_ids: Any = neutral([])
     prompt_logprobs: Any = neutral()
     return_progress: Any = neutral(False)
     return_prompt_text: Any = neutral(False)
     return_token_ids: Any = neutral(False)
-    chat_template: Any = neutral()
+    chat_template: Any = neutral(reason="a template is code: it is the model's or the operator's")
     continue_final_message: Any = neutral(False)
     add_generation_prompt: Any = neutral(True)
     documents: Any = neutral([])
