@@ -7,14 +7,17 @@ and a little more. What was worked for nobody is counted in tokens run, never in
 from __future__ import annotations
 
 import json
+import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 
+from support.anonymous_memory import anonymous_bytes
 from support.server_process import ServerProcess, serving, until
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -51,19 +54,29 @@ def server(started: ServerProcess) -> Iterator[ServerProcess]:
 class Client:
     """One request over a socket of its own, which its user may close at any moment."""
 
-    def __init__(self, server: ServerProcess, path: str, **body: Any) -> None:
+    def __init__(self, server: ServerProcess, path: str, *, receive_bytes: int = 0, **body: Any) -> None:
+        """`receive_bytes`: how little the kernel takes of the answer while nobody reads it; 0: as much as it likes."""
+        self._socket = socket.socket()
+        if receive_bytes:
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
+        self._socket.settimeout(60)
+        self._socket.connect(("127.0.0.1", server.port))
+        self.ask(path, **body)
+
+    def ask(self, path: str, **body: Any) -> None:
+        """Also while an answer is owed: the request waits behind it."""
         content = json.dumps(body).encode()
         head = f"POST {path} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
-        self._socket = socket.create_connection(("127.0.0.1", server.port), timeout=60)
         self._socket.sendall(f"{head}content-length: {len(content)}\r\n\r\n".encode() + content)
 
-    def read_some(self, words: bytes) -> None:
-        """Reads until the answer holds `words`."""
+    def read_some(self, words: bytes) -> bytes:
+        """Reads until the answer holds `words`; what was read."""
         text = b""
         while words not in text:
             piece = self._socket.recv(65536)
             assert piece, f"the answer ended without {words!r}: {text!r}"
             text += piece
+        return text
 
     def leave(self) -> None:
         self._socket.close()
@@ -98,6 +111,22 @@ def test_an_answer_nobody_waits_for_is_generated_no_further(server: ServerProces
     until("a running request", lambda: tokens_run(server) > before)
     if stream:
         clients[0].read_some(b"data: ")
+    for client in clients:
+        client.leave()
+    until("free blocks", server.is_idle)
+    assert tokens_run(server) - before < 3 * 4 * 1900 / 2
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_asked_for_more_meanwhile_is_missed_as_well(server: ServerProcess, stream: bool) -> None:
+    """llama.cpp#24496 again: with requests behind it on one connection, that one was not told that the client left."""
+    before = tokens_run(server)
+    asked = LONG | {"prompt": "hello", "n": 4, "max_tokens": 1900, "stream": stream}
+    clients = [Client(server, COMPLETIONS, **asked) for _ in range(3)]
+    until("a running request", lambda: tokens_run(server) > before)
+    for client in clients:
+        client.ask(COMPLETIONS, **asked)
+        client.ask(COMPLETIONS, **asked)
     for client in clients:
         client.leave()
     until("free blocks", server.is_idle)
@@ -243,3 +272,73 @@ def test_a_salt_parts_the_cache_and_not_the_text(server: ServerProcess) -> None:
     assert len({answer["choices"][0]["text"] for answer in answers}) == 1
     hits = [answer["usage"]["prompt_tokens_details"]["cached_tokens"] > 0 for answer in answers]
     assert hits == [False, False, True, False, True]
+
+
+# -- backpressure, queue, shutdown
+
+
+def test_a_reader_that_stops_reading_is_dropped_and_others_are_unharmed(tmp_path: Path) -> None:
+    """opencode PR#19423 (187 GB), OpenCTI#13908: what it did not read was kept for it, without a bound."""
+    num_samples, num_tokens = 32, 1000
+    options = ("--max-num-seqs", str(num_samples + 4), "--max-model-len", "2048")
+    with serving("fake", tmp_path / "log", options) as server:
+        canary = LONG | {"prompt": "canary", "max_tokens": 30}
+        expected = post(server, COMPLETIONS, **canary).json()["choices"]
+        before = server.metrics()
+        held = anonymous_bytes(server.process.pid)
+        asked = LONG | {"prompt": "slow", "n": num_samples, "max_tokens": num_tokens, "logprobs": 20, "stream": True}
+        reader = Client(server, COMPLETIONS, receive_bytes=4096, **asked)
+        until("a running request", lambda: running(server) == 1)
+        assert post(server, COMPLETIONS, **canary).json()["choices"] == expected
+        until("the end of what nobody reads", lambda: running(server) == 0)
+        after = server.metrics()
+        made = after["vllm:generation_tokens_total"] - before["vllm:generation_tokens_total"]
+        assert made < num_samples * num_tokens / 2
+        grown = anonymous_bytes(server.process.pid) - held
+        print(f"{made:.0f} tokens were made, and the server holds {grown / 2**20:.1f} MiB more")
+        assert grown < 32 * 2**20
+        assert b"[DONE]" not in reader.read_some(b"slow_reader")
+        reader.leave()
+        assert post(server, COMPLETIONS, **canary).json()["choices"] == expected
+        until("an idle server", server.is_idle)
+
+
+def test_one_request_above_the_limit_is_a_429_at_once_and_the_server_is_well(tmp_path: Path) -> None:
+    """ollama#7758: the limit was not looked at. TGI#3241: a full queue was told as ill health, and the server killed."""
+    with serving("fake", tmp_path / "log", ("--max-num-seqs", "2", "--max-queue", "2")) as server:
+        clients = [Client(server, COMPLETIONS, **OLDEST, stream=number % 2 == 0) for number in range(4)]
+        until("a full house", lambda: (running(server), waiting(server)) == (2, 2))
+        for stream in (False, True):
+            for path, asked in (
+                (COMPLETIONS, {"prompt": "x"}),
+                (CHAT, {"messages": [{"role": "user", "content": "x"}]}),
+            ):
+                refused = post(server, path, **asked, max_tokens=1, stream=stream)
+                assert refused.status_code == 429
+                assert refused.json()["error"]["code"] == "queue_full"
+                assert int(refused.headers["retry-after"]) >= 1
+        assert (running(server), waiting(server)) == (2, 2)
+        assert httpx.get(f"{server.url}/health").status_code == 200
+        for client in clients:
+            client.leave()
+        until("an idle server", server.is_idle)
+        assert post(server, COMPLETIONS, prompt="x", max_tokens=1).status_code == 200
+
+
+def test_a_server_that_was_killed_leaves_no_process_no_port_and_no_shared_memory(tmp_path: Path) -> None:
+    """ik_llama.cpp#2411: a child kept the port. vllm PR#32420: processes and shared memory were left behind."""
+    shared = set(os.listdir("/dev/shm"))
+    with serving("fake", tmp_path / "one") as first:
+        client = Client(first, COMPLETIONS, **OLDEST, stream=True)
+        client.read_some(b"data: ")
+        post(first, CHAT, messages=[{"role": "user", "content": "x"}], max_tokens=1)  # starts a worker that renders
+        children = first.descendants()
+        assert len(children) >= 2
+        first.process.kill()
+        first.wait()
+        assert psutil.wait_procs(children, timeout=60)[1] == []
+        client.leave()
+        with serving("fake", tmp_path / "two", ("--port", str(first.port))) as second:
+            assert second.port == first.port
+            assert post(second, COMPLETIONS, prompt="x", max_tokens=1).status_code == 200
+    assert set(os.listdir("/dev/shm")) <= shared

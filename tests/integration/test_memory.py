@@ -15,6 +15,7 @@ from octavo.config import EngineConfig
 from octavo.engine.async_engine import AsyncEngine
 from octavo.engine.engine_request import EngineRequest
 from octavo.sampling_params import SamplingParams
+from support.anonymous_memory import anonymous_bytes
 from support.kv_heavy import KV_BYTES_PER_TOKEN, distinct_prompt, kv_heavy_folder
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="resident memory is read from /proc")
@@ -28,11 +29,6 @@ PATIENCE_SECONDS = 60.0  # for what happens within seconds; only a broken run wa
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return kv_heavy_folder(tmp_path_factory.mktemp("kv_heavy"))
-
-
-def anonymous_bytes(pid: int) -> int:
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon:"))
 
 
 def test_a_process_allowed_16_gb_takes_the_blocks_of_its_one_request_and_gives_them_back(model: Path) -> None:

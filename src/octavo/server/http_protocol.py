@@ -1,12 +1,13 @@
 """uvicorn's HTTP/1.1 connection with the bounds it lacks: headers, times, pipelined requests, connections, readers.
 
 Refuses a header block above the limit before it is stored (431), a client that dawdles over it (408), garbage (400),
-more pipelined requests than the limit (closed) and connections beyond theirs: then the one that has been idle longest
-is closed, or the new one where none is idle, so that idle clients never shut out those who ask. Whoever takes no byte
-of an answer for `write_timeout_seconds` is cut off, streamed or whole, also while the connection is being closed. What
-stands around the chunks of a body is bounded alike, and trailers are dropped. No upgrade is followed: the request is
-served as HTTP/1.1. Bodies are the door's matter, but one that is still on its way when its answer is complete has as
-long as headers have. Each answer of this file's own is in the server's envelope.
+more pipelined requests than the limit, or larger ones (closed), and connections beyond theirs: then the one that has
+been idle longest is closed, or the new one where none is idle, so that idle clients never shut out those who ask.
+Whoever takes no byte of an answer for `write_timeout_seconds` is cut off, streamed or whole, also while the connection
+is being closed. What stands around the chunks of a body is bounded alike, and trailers are dropped. No upgrade is
+followed: the request is served as HTTP/1.1. Bodies are the door's matter, but one that is still on its way when its
+answer is complete has as long as headers have. Each answer of this file's own is in the server's envelope. A client
+that leaves is heard by every request of its connection, also while others wait behind the one that runs.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from http import HTTPStatus
 from typing import Any
 
 import msgspec
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from octavo.server.errors import envelope
 from octavo.server.limits import Limits
@@ -45,6 +46,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._header_timer: asyncio.TimerHandle | None = None
         self._reader_timer: asyncio.TimerHandle | None = None
         self._num_unread = 0  # bytes the client had not taken when the reader's timer was started
+        self._owed: list[RequestResponseCycle] = []  # requests whose answer is not complete, pipelined ones among them
 
     # -- the connection ----------------------------------------------------------------------------------------------
 
@@ -62,6 +64,10 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self._reader_timer is not None:
             self._reader_timer.cancel()
             self._reader_timer = None
+        for cycle in self._owed:  # uvicorn tells the last one alone, and the one that runs would go on for nobody
+            if not cycle.response_complete:
+                cycle.disconnected = True
+                cycle.message_event.set()
         super().connection_lost(exc)
 
     def _make_way(self) -> bool:
@@ -90,6 +96,15 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._answer_and_close(
                 HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, f"headers above {limit} bytes; send less"
             )
+        elif self.pipeline:
+            self._listen_on()
+
+    def _listen_on(self) -> None:
+        """uvicorn reads no more while a request waits behind another, and would not hear that the client left."""
+        if sum(len(cycle.body) for cycle, _ in self.pipeline) > _READ_BYTES:
+            self._close()
+        else:
+            self.flow.resume_reading()
 
     def on_message_begin(self) -> None:
         if len(self.pipeline) >= self.limits.max_pipelined_requests:
@@ -105,6 +120,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self.idle.pop(self, None)
         self._stop_timer()
         super().on_headers_complete()
+        self._owed = [cycle for cycle in (*self._owed, self.cycle) if not cycle.response_complete]
 
     def on_body(self, body: bytes) -> None:
         self._header_bytes = 0

@@ -19,6 +19,7 @@ from octavo.core.scheduler import Scheduler
 from octavo.errors import BadRequest
 from support.core_harness import LETTERS, Harness, random_sampling
 from support.core_runner import Runner, config, request
+from support.scripted_tier import Faults, ScriptedTier
 
 # -- vllm#37076: a fuzzed trace with a tiny pool and eviction used blocks after they were freed
 
@@ -234,3 +235,29 @@ def test_fifty_long_requests_in_a_pool_for_one_and_a_third_end_in_three_times_th
         assert gave_way == running[len(running) - len(gave_way) :], "the newest of those that ran"
     assert set(runner.reasons.values()) == {"length"}
     assert len(runner.reasons) == 50
+
+
+# -- vllm#546: once blocks were swapped out, throughput stopped
+
+
+def test_long_requests_whose_blocks_are_swapped_end_in_three_times_the_ideal_steps() -> None:
+    """Nobody gives way more than four times, what left comes back instead of being computed, and nobody hangs."""
+    num_requests, num_prompt, num_output = 16, 60, 60
+    per_request = -(-(num_prompt + num_output - 1) // 4)
+    tier = ScriptedTier(faults=Faults(min_delay=3, max_delay=3))
+    settings = config(num_blocks=int(1.3 * per_request), max_num_batched_tokens=64)
+    runner = Watched(settings, tier=tier, policy="swap")
+    rng = Random(546)
+    for number in range(num_requests):
+        runner.add(request(str(number), [rng.randrange(90) for _ in range(num_prompt)], max_tokens=num_output))
+    steps = runner.drain()
+    ideal = num_requests * num_output  # one after the other, which is what the pool holds
+    assert steps <= 3 * ideal
+    assert steps <= 1.05 * ideal, "in fact no slower than one after the other"
+    assert runner.swapper is not None
+    assert runner.swapper.num_loads > num_requests, "blocks that left came back"
+    assert len(runner.victims) >= num_requests // 4
+    assert max(each.num_preemptions for each in runner.requests) <= 4
+    assert set(runner.reasons.values()) == {"length"}
+    assert len(runner.reasons) == num_requests
+    runner.scheduler.check_drained()

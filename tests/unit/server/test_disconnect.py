@@ -10,49 +10,11 @@ import pytest
 
 from octavo.server.config import ServerConfig
 from octavo.server.limits import Limits
-from support.http_site import CHAT, COMPLETIONS, MESSAGES, Site, run, scope_of, site
+from support.http_site import CHAT, COMPLETIONS, MESSAGES, run, scope_of, site
+from support.leaving import Caller, settled
 
 CHAT_BODY: dict[str, Any] = {"messages": MESSAGES, "max_tokens": 100, "ignore_eos": True}
 COMPLETION_BODY: dict[str, Any] = {"prompt": ["a", "b", "c"], "n": 2, "max_tokens": 100, "ignore_eos": True}
-
-
-class Caller:
-    """One request by hand, whose client can leave."""
-
-    def __init__(self, here: Site, path: str, body: dict[str, Any]) -> None:
-        self.sent: list[Any] = []
-        self.something_sent = asyncio.Event()
-        self.left = asyncio.Event()
-        self._messages = [{"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}]
-        scope = scope_of("POST", path, [(b"content-type", b"application/json")])
-        self.task = asyncio.create_task(here.app(scope, self._receive, self._send))
-
-    async def _receive(self) -> Any:
-        if self._messages:
-            return self._messages.pop(0)
-        await self.left.wait()
-        return {"type": "http.disconnect"}
-
-    async def _send(self, message: Any) -> None:
-        self.sent.append(message)
-        if len(self.sent) > 1:
-            self.something_sent.set()
-
-    async def leave(self) -> None:
-        self.left.set()
-        await self.task
-
-
-async def settled(here: Site) -> None:
-    """After the engine had its chance to see the aborts: nothing is left of the request."""
-    here.engine.running.set()
-    for _ in range(50):
-        await asyncio.sleep(0)
-    stats = here.engine.stats()
-    assert (stats.num_requests_running, stats.num_requests_waiting, stats.num_blocks_used) == (0, 0, 0)
-    assert here.state.loaded.admission.num_taken == 0
-    assert (await here.complete()).status_code == 200
-    here.engine.engine.check_idle()
 
 
 @pytest.mark.parametrize("stream", [False, True])

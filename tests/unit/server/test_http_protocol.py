@@ -190,6 +190,20 @@ def test_more_pipelined_requests_than_the_limit_close_the_connection() -> None:
     run(go())
 
 
+def test_large_requests_behind_another_close_the_connection_and_small_ones_are_answered() -> None:
+    async def go() -> None:
+        async with listening() as port:
+            for size, count in ((100, 3), (100_000, 3), (400_000, 0)):
+                body = b'{"prompt": "%s"}' % (b"x" * size)
+                one = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+                asked = one + b"Content-Length: %d\r\n\r\n" % len(body) + body
+                last = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+                answered = (await talk(port, asked, asked, last)).count(b"HTTP/1.1 ")
+                assert answered == count or (not count and answered < 3)
+
+    run(go())
+
+
 @pytest.mark.parametrize("stream", [b"false", b"true"])
 def test_a_client_that_takes_nothing_is_cut_off_whole_or_streamed(stream: bytes) -> None:
     prompts = b", ".join([b'"' + b"y" * 90 + b'"'] * 40)
