@@ -89,6 +89,18 @@ class RequestTimings:
     num_samples: int  # n
     max_tokens: int  # as clamped to the room
     cache: CacheReport | None = None  # None: it never ran
+    num_preemptions: int = 0
+    preempted_seconds: float = 0.0  # in the queue after it had run, because it gave way or its samples did
+    prefill_preempted_seconds: float = 0.0  # of these, before its first token
+
+
+class PromptProgress(Struct, frozen=True, gc=False):
+    """How far the prompt of a request is, after a step."""
+
+    num_prompt_tokens: int
+    num_cached_tokens: int  # found in the prefix cache when it first started
+    num_processed_tokens: int  # whose keys and values exist, cached ones among them
+    seconds: float  # since the step that first ran some of it began
 
 
 class SequenceDelta(Struct, frozen=True, gc=False, omit_defaults=True):
@@ -114,6 +126,7 @@ class SequenceDelta(Struct, frozen=True, gc=False, omit_defaults=True):
     cumulative_logprob: float | None = None  # of an answer that was chosen among several, which comes whole
     score: float | None = None  # by which it was: of a beam search, or the mean log-probability of `best_of`
     drawn_as: int | None = None  # its number in the random numbers, where `best_of` gave it another `index`
+    progress: PromptProgress | None = None  # of the prompt, where asked for; mostly in a delta without tokens
 
 
 @dataclass(slots=True)

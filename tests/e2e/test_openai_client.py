@@ -78,6 +78,26 @@ def test_the_clients_own_stream_helper_accumulates_the_same(client: OpenAI) -> N
     assert final.choices[0].message.content == whole.choices[0].message.content
 
 
+def test_receipts_and_progress_of_the_prompt_reach_the_client_and_harm_no_helper(client: OpenAI) -> None:
+    asked: Any = {"model": "m", "messages": MESSAGES, "temperature": 0}
+    body = {"timings": True, "return_progress": True}
+    whole = client.chat.completions.create(**asked, max_tokens=12, extra_body={"timings": True})
+    assert whole.usage is not None
+    assert (whole.model_extra or {})["timings"]["predicted_n"] == whole.usage.completion_tokens
+    chunks = list(client.chat.completions.create(**asked, max_tokens=12, stream=True, extra_body=body))
+    progress = (chunks[0].model_extra or {})["prompt_progress"]
+    assert progress["total"] == progress["processed"] == whole.usage.prompt_tokens
+    assert (chunks[-1].model_extra or {})["timings"]["predicted_n"] == whole.usage.completion_tokens
+    text = whole.choices[0].message.content
+    assert text
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == text
+    asked |= {"stop": text[4:7], "max_tokens": 64}
+    with client.chat.completions.stream(**asked, extra_body=body) as stream:
+        final = stream.get_final_completion()
+    assert final.choices[0].message.role == "assistant"
+    assert final.choices[0].message.content == client.chat.completions.create(**asked).choices[0].message.content
+
+
 def test_n_samples_differ_and_a_seed_repeats_them(client: OpenAI) -> None:
     asked: Any = {"model": "m", "messages": MESSAGES, "max_tokens": 16, "temperature": 1.0, "n": 3, "seed": 11}
     first = [choice.message.content for choice in client.chat.completions.create(**asked).choices]

@@ -190,6 +190,24 @@ def test_clients_of_preempted_requests_leave_while_the_pool_is_exhausted(server:
         client.leave()
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_call_whose_client_left_can_be_gone_on_with(server: ServerProcess, stream: bool) -> None:
+    """sglang#36475: the context was lost, and the accounts were wrong."""
+    client = Client(server, COMPLETIONS, **LONG, prompt="left in the middle", max_tokens=1900, stream=stream)
+    found: list[dict[str, Any]] = []
+
+    def is_listed() -> bool:
+        found[:] = httpx.get(f"{server.url}/v1/requests").json()["data"]
+        return bool(found) and found[0]["completion_tokens"] > 0
+
+    until("its first tokens", is_listed)
+    client.leave()
+    until("free blocks", server.is_idle)
+    answer = post(server, "/v1/fork", id=found[0]["id"], num_tokens=1, max_tokens=5, ignore_eos=True).json()
+    assert answer["usage"]["completion_tokens"] == 5
+    assert answer["usage"]["prompt_tokens"] == len("left in the middle") + 1
+
+
 # -- never fits, livelock, preemption storm
 
 

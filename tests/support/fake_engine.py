@@ -16,6 +16,7 @@ from msgspec import structs
 
 from octavo.config import EngineConfig
 from octavo.engine.build import build_engine
+from octavo.engine.control import LiveRequest
 from octavo.engine.engine import Engine
 from octavo.engine.engine_request import EngineRequest, ForkPoint
 from octavo.engine.info import EngineInfo, EngineStats
@@ -103,6 +104,18 @@ class InProcessEngine:
 
     async def reset_prefix_cache(self) -> int:
         return self.engine.reset_prefix_cache()
+
+    async def list_requests(self, limit: int) -> tuple[tuple[LiveRequest, ...], int]:
+        found, total = self.engine.control.live(limit)
+        return tuple(found), total
+
+    async def cancel(self, call_id: str) -> int:
+        count = self.engine.control.cancel(call_id)
+        self._wake.set()
+        return count
+
+    async def set_priority(self, call_id: str, priority: int) -> int:
+        return self.engine.control.set_priority(call_id, priority)
 
     def die(self) -> None:
         self.died.set()

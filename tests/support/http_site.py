@@ -17,11 +17,13 @@ from octavo.grammar_spec import GrammarSpec
 from octavo.loading.chat_template import ChatTemplate
 from octavo.loading.fake_tokenizer import BOS_TOKEN, EOS_TOKEN, FAKE_CHAT_TEMPLATE, FakeTokenizer
 from octavo.server.anthropic.responses import AnthropicError
-from octavo.server.app import create_app
+from octavo.server.app import build_app, create_app
 from octavo.server.config import ServerConfig
+from octavo.server.metrics import ServerMetrics
 from octavo.server.ollama.responses import OllamaError
 from octavo.server.openai.responses import ErrorEnvelope
-from octavo.server.state import ServerState
+from octavo.server.state import Loaded, ServerState
+from octavo.server.visit import Visit
 from support.fake_engine import InProcessEngine, ScriptedEngine
 
 Result = TypeVar("Result")
@@ -114,6 +116,20 @@ async def site(
                 yield here
         finally:
             await here.state.responses.close()
+
+
+@asynccontextmanager
+async def watched(config: ServerConfig | None = None, tell: Any = None) -> AsyncIterator[tuple[Site, list[Visit]]]:
+    """A site whose requests are told of when their answers have ended: to the list, and to `tell`."""
+    visits: list[Visit] = []
+    config = config or ServerConfig()
+    async with InProcessEngine() as engine:
+        state = ServerState(config, ServerMetrics(), tell=(visits.append, *([tell] if tell else [])))
+        state.set_ready(Loaded(engine, FakeTokenizer(), DirectTemplate(), config, 512, DirectGrammars()))
+        app = build_app(state)
+        transport = httpx.ASGITransport(app=app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+            yield Site(app, client, engine), visits
 
 
 def events(response: httpx.Response) -> list[Any]:

@@ -14,7 +14,9 @@ PACKAGE = ROOT / "src" / "octavo"
 
 # Lowest first; packages of one layer never import each other.
 LAYERS: tuple[frozenset[str], ...] = (
-    frozenset({"config", "tier_spec", "sampling_params", "grammar_spec", "decoding_spec", "outputs", "errors"}),
+    frozenset(
+        {"config", "tier_spec", "sampling_params", "grammar_spec", "decoding_spec", "outputs", "errors", "log_lines"}
+    ),
     frozenset({"core", "program"}),
     frozenset({"sampling", "models"}),
     frozenset({"tiers", "executors", "loading", "constraints"}),

@@ -21,6 +21,7 @@ from octavo.cli.option import Option, Owner
 from octavo.cli.sizes import parse_count, parse_size
 from octavo.config import DEFAULT_MODEL, EngineConfig, forced_isa
 from octavo.errors import ConfigError
+from octavo.log_lines import LOG_FORMATS
 
 if TYPE_CHECKING:
     from octavo.server.config import ServerConfig
@@ -104,6 +105,28 @@ OPTIONS: tuple[Option, ...] = (
         "server",
         "real",
         "A request that is not done after so long is ended with an error; 0: never.",
+    ),
+    Option(
+        "shutdown-timeout",
+        "server",
+        "real",
+        "How many seconds requests in flight may go on after SIGTERM or SIGINT; then they end with an error.",
+        field="shutdown_timeout_seconds",
+    ),
+    Option(
+        "log-format",
+        "server",
+        "choice",
+        "Lines on stderr as text, or as one JSON object each, with a line for each request.",
+        choices=LOG_FORMATS,
+    ),
+    Option(
+        "otlp-traces-endpoint",
+        "server",
+        "text",
+        "URL of an OpenTelemetry collector that takes OTLP over HTTP, such as http://localhost:4318/v1/traces, for a "
+        "span of each request. Needs octavo[otel].",
+        metavar="URL",
     ),
     Option(
         "scheduling-policy",
@@ -225,6 +248,8 @@ SERVER_DEFAULTS: Mapping[str, object] = {
     "request-timeout-seconds": 0.0,
     "response-store-entries": 4096,
     "response-store-bytes": 64 * 2**20,
+    "shutdown-timeout": 30.0,
+    "log-format": "text",
 }  # copied, so that the help needs no server; a test compares
 
 # What `chat`, `run` and `bench` share: the engine in this process, one user. A tier keeps what they computed for the
@@ -285,8 +310,10 @@ NOT_HERE: Mapping[str, str] = {
     "root-path": "let the proxy strip the path",
     "middleware": "put a proxy before octavo",
     "uvicorn-log-level": "leave it out",
-    "disable-log-requests": "requests are never logged; leave it out",
-    "enable-log-requests": "requests are never logged; leave it out",
+    "disable-log-requests": "requests are logged only with --log-format json, without their words; leave it out",
+    "enable-log-requests": "--log-format json writes a line for each request, without its words",
+    "disable-uvicorn-access-log": "requests are logged only with --log-format json; leave it out",
+    "collect-detailed-traces": "with --otlp-traces-endpoint each request's span has all there is; leave it out",
     "max-log-len": "prompts are never logged; leave it out",
     "response-role": "leave it out",
     "override-generation-config": "send the parameters with each request",

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from octavo.cli.hidden_arguments import hide_arguments
 from octavo.cli.options import OPTIONS, engine_config, server_config, with_options
-from octavo.errors import ConfigError
+from octavo.errors import ConfigError, OctavoError
+
+if TYPE_CHECKING:
+    from octavo.config import EngineConfig
+    from octavo.server.config import ServerConfig
+
+_log = logging.getLogger("octavo.server")
 
 
 def _load_config(ctx: click.Context, _param: click.Parameter, value: Path | None) -> None:
@@ -73,4 +80,17 @@ def serve_command(ctx: click.Context, /, model: str | None, named_model: str | N
     hide_arguments([*server.api_keys, *filter(None, [server.admin_api_key])])
     from octavo.server.run import serve
 
-    ctx.exit(serve(engine, server))
+    ctx.exit(serve(engine, server) if server.log_format == "text" else _serve_in_json(engine, server))
+
+
+def _serve_in_json(engine: EngineConfig, server: ServerConfig) -> int:
+    """What stops a start, or breaks it, is a JSON line too. Returns the exit code."""
+    from octavo.server.run import EXIT_FAILED, serve
+
+    try:
+        return serve(engine, server)
+    except OctavoError as error:
+        _log.critical("%s", error.message)
+    except Exception:
+        _log.critical("the server broke", exc_info=True)
+    return EXIT_FAILED

@@ -102,6 +102,9 @@ class FairShare:
         client.passed_since = self._num_starts
         return (0, self._num_starts)
 
+    def reranked(self, request: Request) -> Rank:
+        return request.rank
+
     def ended(self, request: Request) -> None:
         client = self._clients[request.client_id]
         if request.status is Status.WAITING:

@@ -36,6 +36,9 @@ class OrderingPolicy(Protocol):
     def started(self, request: Request, num_tokens: int) -> Rank:
         """It runs from now on; `num_tokens` of what it knows are not cached. Its rank while it runs."""
 
+    def reranked(self, request: Request) -> Rank:
+        """Its `priority` changed: its rank from now on, whatever its state. The same where priorities do not count."""
+
     def ended(self, request: Request) -> None:
         """It is gone, from whatever state."""
 
@@ -70,6 +73,9 @@ class FirstComeFirstServed:
         del num_tokens
         return request.rank
 
+    def reranked(self, request: Request) -> Rank:
+        return request.rank
+
     def ended(self, request: Request) -> None:
         pass
 
@@ -96,14 +102,17 @@ class FirstComeFirstServed:
 class ByPriority(FirstComeFirstServed):
     """Lower `priority` first, equal ones in the order in which they came. A request displaces any of a higher number.
 
-    No ping-pong: who was displaced can never displace in turn, for the order of two requests never changes. A stream
-    of urgent requests may hold up the others for ever: that is what was asked for.
+    No ping-pong: who was displaced can never displace in turn, for the order of two requests changes only when somebody
+    changes a priority. A stream of urgent requests may hold up the others for ever: that is what was asked for.
     """
 
     is_static = False
 
     def queued(self, request: Request) -> Rank:
         return (request.priority, request.order)
+
+    def reranked(self, request: Request) -> Rank:
+        return self.queued(request)
 
     def precedence(self, request: Request) -> Rank:
         return (request.priority,)

@@ -63,6 +63,8 @@ class Request:
     num_resting: int = field(default=0, init=False)  # live samples that do not run while the request does
     num_cached_tokens: int = field(default=0, init=False)  # prompt tokens found in the cache at the first start
     num_preemptions: int = field(default=0, init=False)
+    gave_way_time: float | None = field(default=None, init=False)  # since when it waits again; None: it does not
+    preempted_seconds: float = field(default=0.0, init=False)  # in the queue after it had run, up to its last resume
     cache_report: CacheReport | None = field(default=None, init=False)  # from the first start on
     swap_decisions: list[SwapDecision] = field(default_factory=list, init=False)
     was_started: bool = field(default=False, init=False)
@@ -92,6 +94,10 @@ class Request:
     def live(self) -> list[Sequence]:
         """Sequences that have not finished, oldest first."""
         return [seq for seq in self.sequences if seq.status is not Status.FINISHED]
+
+    def preempted_until(self, now: float) -> float:
+        """Seconds it spent in the queue after it had run."""
+        return self.preempted_seconds + (0.0 if self.gave_way_time is None else now - self.gave_way_time)
 
     @property
     def is_in_flight(self) -> bool:

@@ -119,6 +119,8 @@ class Roster:
             insort(self.running, request, key=_rank)
             request.status = Status.RUNNING
             request.was_started = True
+            request.preempted_seconds = request.preempted_until(self._kv.pool.now)
+            request.gave_way_time = None
             for extra in request.live[self._max_rows :]:
                 extra.status = Status.PARKED
         sequence.status = Status.RUNNING
@@ -154,6 +156,16 @@ class Roster:
         request.sequences = list(beams)
         self.sequences.update((beam.seq_id, beam) for beam in beams)
         self._reserve(request)
+
+    def rerank(self, request: Request) -> None:
+        """Its priority changed. One that is not here (yet) is ranked when it comes."""
+        if self.requests.get(request.request_id) is not request:
+            return
+        queue = self.running if request.status is Status.RUNNING else self.waiting
+        del queue[self._index(queue, request)]
+        request.rank = self.ordering.reranked(request)
+        insort(queue, request, key=_rank)
+        self._lanes = None
 
     def replace_token(self, sequence: Sequence, token_id: int) -> None:
         """The executor appended another token to the sequence's row."""
@@ -234,6 +246,7 @@ class Roster:
         insort(self.waiting, request, key=_rank)
         self.num_waiting_tokens += _num_tokens(request)
         request.status = Status.WAITING
+        request.gave_way_time = self._kv.pool.now
         self._reserve(request)
 
     def _leave_lane(self, sequence: Sequence, status: Status) -> None:

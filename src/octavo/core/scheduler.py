@@ -131,6 +131,11 @@ class Scheduler:
         if sequence is not None:
             self._end(sequence)
 
+    def set_priority(self, request: Request, priority: int) -> None:
+        """From the next plan on, where the ordering policy looks at priorities."""
+        request.priority = priority
+        self._roster.rerank(request)
+
     @property
     def has_unfinished(self) -> bool:
         return bool(self._roster.requests) or bool(self._in_flight)

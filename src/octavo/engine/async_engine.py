@@ -18,6 +18,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 
 from octavo.config import EngineConfig
 from octavo.engine import frames
+from octavo.engine.control import LiveRequest
 from octavo.engine.engine_request import EngineRequest, ForkPoint
 from octavo.engine.info import EngineInfo, EngineStats
 from octavo.engine.mailbox import MAX_UNREAD_BYTES, Mailbox
@@ -27,8 +28,10 @@ from octavo.errors import BadRequest, EngineDead, QueueFull
 from octavo.outputs import SequenceDelta
 
 ENGINE_COMMAND = (sys.executable, "-P", "-m", "octavo.engine.process")  # -P: the working folder's files are not ours
+JSON_ENGINE_COMMAND = (*ENGINE_COMMAND, "--log-format=json")  # what it says on stderr is JSON too
 HEARTBEAT_LIMIT_SECONDS = 10.0
 MAX_QUESTIONS_IN_FLIGHT = 8
+QUESTION_TIMEOUT_SECONDS = 30.0  # a hung engine must not hold who looks into it
 MAX_UNSENT_BYTES = 2 * frames.MAX_FRAME_BYTES  # towards an engine that does not read
 SLOW_STEP_FACTOR = 3.0  # a large model's step may take longer than the limit; silence is judged by the longest so far
 STOP_TIMEOUT_SECONDS = 2.0  # enough for the step under way; nothing is lost with a longer one
@@ -48,7 +51,9 @@ class AsyncEngine:
         *,
         heartbeat_limit_seconds: float = HEARTBEAT_LIMIT_SECONDS,
         max_unread_bytes: int = MAX_UNREAD_BYTES,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`clock`: by which the heartbeat is judged, seconds."""
         self.info = info
         self.died = asyncio.Event()  # set when the engine ended without being asked to
         self.failure = ""  # why, for people
@@ -60,7 +65,8 @@ class AsyncEngine:
         self._num_questions = 0
         self._asking = asyncio.Semaphore(MAX_QUESTIONS_IN_FLIGHT)
         self._stats = EngineStats(time=time.monotonic(), num_blocks_total=info.num_blocks)
-        self._heard_time = time.monotonic()
+        self._clock = clock
+        self._heard_time = clock()
         self._longest_step_seconds = 0.0
         self._is_stopping = False
         self._reading = asyncio.create_task(self._read(), name="octavo engine reader")
@@ -74,6 +80,7 @@ class AsyncEngine:
         command: Sequence[str] = ENGINE_COMMAND,
         heartbeat_limit_seconds: float = HEARTBEAT_LIMIT_SECONDS,
         max_unread_bytes: int = MAX_UNREAD_BYTES,
+        clock: Callable[[], float] = time.monotonic,
     ) -> AsyncEngine:
         """Starts the process and waits until the model is ready.
 
@@ -95,6 +102,7 @@ class AsyncEngine:
             info,
             heartbeat_limit_seconds=heartbeat_limit_seconds,
             max_unread_bytes=max_unread_bytes,
+            clock=clock,
         )
 
     async def __aenter__(self) -> AsyncEngine:
@@ -118,7 +126,7 @@ class AsyncEngine:
 
     def heartbeat_age_seconds(self) -> float:
         """Since the step loop was last heard."""
-        return time.monotonic() - self._heard_time
+        return self._clock() - self._heard_time
 
     def is_healthy(self) -> bool:
         """The process lives and its step loop was heard lately. Load does not matter."""
@@ -172,6 +180,24 @@ class AsyncEngine:
         assert isinstance(reply, frames.PrefixCacheReset)
         return reply.num_blocks
 
+    async def list_requests(self, limit: int) -> tuple[tuple[LiveRequest, ...], int]:
+        """What lives in the engine, at most `limit` of it, and how many that are. Raises EngineDead."""
+        reply = await self._ask(lambda number: frames.ListLive(number, limit))
+        assert isinstance(reply, frames.LiveListed)
+        return reply.requests, reply.total
+
+    async def cancel(self, call_id: str) -> int:
+        """Ends the requests of a call, whose readers are told why; how many there were. Raises NotFound, EngineDead."""
+        reply = await self._ask(lambda number: frames.Cancel(number, call_id))
+        assert isinstance(reply, frames.Changed)
+        return reply.num_requests
+
+    async def set_priority(self, call_id: str, priority: int) -> int:
+        """Of the requests of a call; how many there were. Raises NotFound, EngineDead."""
+        reply = await self._ask(lambda number: frames.SetPriority(number, call_id, priority))
+        assert isinstance(reply, frames.Changed)
+        return reply.num_requests
+
     async def stop(self, timeout_seconds: float | None = None) -> None:
         """Ends the process (closes its channel, after the timeout SIGKILL) and every iterator. Idempotent.
 
@@ -197,7 +223,10 @@ class AsyncEngine:
             self._send_request(frames.encode(question(number)))
             waiting = self._questions[number] = asyncio.get_running_loop().create_future()
             try:
-                reply: frames.Reply = await waiting
+                async with asyncio.timeout(QUESTION_TIMEOUT_SECONDS):
+                    reply: frames.Reply = await waiting
+            except TimeoutError:
+                raise EngineDead("the engine does not answer; try again later", code="engine_hung") from None
             finally:
                 del self._questions[number]
         if isinstance(reply, frames.Declined):
@@ -220,7 +249,7 @@ class AsyncEngine:
         reason = ""
         try:
             while (message := await read_frame(self._process.reader)) is not None:
-                self._heard_time = time.monotonic()
+                self._heard_time = self._clock()
                 if isinstance(message, frames.Fatal):
                     reason = message.message
                 else:
@@ -251,11 +280,11 @@ class AsyncEngine:
             case frames.Rejected(request_id=request_id, error=error):
                 if (mailbox := self._mailboxes.get(request_id)) is not None:
                     mailbox.fail(error.to_error())
-            case frames.Located() | frames.Described() | frames.PrefixCacheReset() | frames.Declined():
+            case frames.Progress() | frames.Ready() | frames.Failed() | frames.Fatal():
+                raise frames.FrameError(f"the engine sent {type(message).__name__} while running")
+            case _:
                 if (waiting := self._questions.get(message.number)) is not None and not waiting.done():
                     waiting.set_result(message)  # else who asked is gone
-            case _:
-                raise frames.FrameError(f"the engine sent {type(message).__name__} while running")
 
     def _deliver(self, delta: SequenceDelta) -> None:
         mailbox = self._mailboxes.get(delta.request_id)

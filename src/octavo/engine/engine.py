@@ -22,12 +22,14 @@ from octavo.constraints.table import ConstraintTable
 from octavo.core import prefix_key
 from octavo.core.request import Request
 from octavo.engine.block_mover import BlockMover
+from octavo.engine.control import Control
 from octavo.engine.deadlines import Deadlines
 from octavo.engine.engine_request import EngineRequest, ForkPoint
 from octavo.engine.grammars import PendingGrammars
 from octavo.engine.idle_check import IdleCheck
 from octavo.engine.info import EngineInfo, EngineStats
 from octavo.engine.output_processor import OutputProcessor
+from octavo.engine.prefill_watch import PrefillWatch
 from octavo.engine.records import Branch, DebugRecord, Place, Records
 from octavo.engine.step_times import StepTimes
 from octavo.errors import BadRequest, InternalError, QueueFull, RequestError, retry_after_seconds
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
 __all__ = ["Engine", "EngineRequest"]
 
 _log = logging.getLogger(__name__)
+_CANCELLED = "the administrator ended this request before its answer was complete"
 _REQUEST_FAULT = "this request met a fault inside the server and was ended; the others go on"
 
 
@@ -79,6 +82,7 @@ class Engine:
         self._constraints = ConstraintTable(self._compiler, info.vocab_size)
         self._grammars = PendingGrammars(self._compiler)
         self._records = Records()
+        self._prefills = PrefillWatch()
         self._pending: list[SequenceDelta] = []  # made between steps, handed out by the next
         self._num_steps = 0
         self._step_seconds = 0.0
@@ -137,6 +141,8 @@ class Engine:
                 error.retry_after_seconds = retry_after_seconds(self._queue_seconds())
             raise
         self._records.add(taken, request)
+        if request.wants_progress:
+            self._prefills.add(taken)
         self._deadlines.add(taken, now, request.queue_timeout_seconds, request.timeout_seconds)
 
     def _most_blocks(self, request: EngineRequest) -> int | None:
@@ -169,6 +175,11 @@ class Engine:
         whoever asks may see all. Raises NotFound."""
         return self._records.describe(call_id, owner, self._clock(), first_choice)
 
+    @property
+    def control(self) -> Control:
+        """Of the requests that live. Made anew: an engine held by its own parts would not go with its memory."""
+        return Control(self._records, self.scheduler, lambda name: self._end(name, "abort", _CANCELLED, "cancelled"))
+
     def reset_prefix_cache(self) -> int:
         """Nothing computed so far is found again, but for what tiers hold. Returns the number of blocks."""
         num_blocks = self.scheduler.reset_prefix_cache()
@@ -192,7 +203,9 @@ class Engine:
         self.ran_nothing = plan is None
         if plan is not None:
             if plan.added:
-                self._records.note_started(self._outputs.note_started(began), began)
+                started = self._outputs.note_started(began)
+                self._records.note_started(started, began)
+                self._prefills.note_started(started, began)
             if self._mover is not None:
                 self._mover.move_out()
                 self._mover.move_in(plan)
@@ -204,7 +217,10 @@ class Engine:
             self._num_shared_queries += result.num_shared_queries
             if masks is not None and masks.failed:
                 result = replace(result, failed={**masks.failed, **result.failed})
-            for update in self.scheduler.commit(plan, result, left, left - entered):
+            updates = self.scheduler.commit(plan, result, left, left - entered)
+            if self._prefills:
+                deltas += self._prefills.look(left, updates)
+            for update in updates:
                 deltas += self._handle(update, left)
             self._outputs.counters.iteration_tokens.add(plan.num_tokens)
             self._num_steps += 1
@@ -355,6 +371,7 @@ class Engine:
 
     def _end(self, request_id: str, reason: FinishReason, error: str | None, error_code: str | None = None) -> None:
         self._grammars.drop(request_id)
+        self._prefills.drop(request_id)
         self.scheduler.abort(request_id)
         self._pending += self._outputs.end(request_id, reason, self._clock(), error, error_code)
 

@@ -58,3 +58,4 @@ class EngineRequest:
     first_choice: int = 0  # its samples are the call's choices from here on
     client_weight: float | None = None  # of the client under the fair policy; None: as the engine was configured
     kv_share: float = 1.0  # of all blocks: the most that the client's running requests may hold together
+    wants_progress: bool = False  # deltas tell how far its prompt is

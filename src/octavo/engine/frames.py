@@ -4,9 +4,10 @@ A frame is a 4-byte little-endian length and that many bytes of msgpack: one tag
 MAX_FRAME_BYTES in both directions (before allocating), kinds it does not know, and fields of the wrong type; never
 pickle. One `StepDone` a step carries the outputs of all requests.
 
-    server -> engine   Start, Add, Abort, and questions: Locate, Describe, ResetPrefixCache
+    server -> engine   Start, Add, Abort, and questions: Locate, Describe, ResetPrefixCache, ListLive, Cancel,
+                       SetPriority
     engine -> server   Progress, Ready | Failed, then StepDone, Rejected, Heartbeat, Fatal, and answers: Located,
-                       Described, PrefixCacheReset, Declined, each with its question's number
+                       Described, PrefixCacheReset, LiveListed, Changed, Declined, each with its question's number
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Final, TypeAlias, TypeVar
 import msgspec
 
 from octavo.config import EngineConfig
+from octavo.engine.control import LiveRequest
 from octavo.engine.engine_request import EngineRequest, ForkPoint
 from octavo.engine.info import EngineInfo, EngineStats
 from octavo.engine.records import DebugRecord, Place
@@ -107,6 +109,24 @@ class ResetPrefixCache(msgspec.Struct, frozen=True, tag="reset"):
     number: int
 
 
+class ListLive(msgspec.Struct, frozen=True, tag="list_live"):
+    number: int
+    limit: int
+
+
+class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
+    """Ends the requests of a call, for the administrator."""
+
+    number: int
+    call_id: str
+
+
+class SetPriority(msgspec.Struct, frozen=True, tag="set_priority"):
+    number: int
+    call_id: str
+    priority: int
+
+
 class Progress(msgspec.Struct, frozen=True, tag="progress"):
     stage: str  # for people: "packing weights"
     fraction: float  # 0..1
@@ -153,13 +173,24 @@ class PrefixCacheReset(msgspec.Struct, frozen=True, tag="reset_done"):
     num_blocks: int
 
 
+class LiveListed(msgspec.Struct, frozen=True, tag="live_listed"):
+    number: int
+    requests: tuple[LiveRequest, ...]
+    total: int  # of all that live
+
+
+class Changed(msgspec.Struct, frozen=True, tag="changed"):
+    number: int
+    num_requests: int
+
+
 class Declined(msgspec.Struct, frozen=True, tag="declined"):
     number: int
     error: WireError
 
 
-Question: TypeAlias = Locate | Describe | ResetPrefixCache
-Reply: TypeAlias = Located | Described | PrefixCacheReset | Declined
+Question: TypeAlias = Locate | Describe | ResetPrefixCache | ListLive | Cancel | SetPriority
+Reply: TypeAlias = Located | Described | PrefixCacheReset | LiveListed | Changed | Declined
 ToEngine: TypeAlias = Start | Add | Abort | Question
 FromEngine: TypeAlias = Progress | Ready | Failed | StepDone | Rejected | Heartbeat | Fatal | Reply
 

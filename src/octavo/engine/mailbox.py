@@ -91,10 +91,12 @@ def join_deltas(deltas: Sequence[SequenceDelta]) -> list[SequenceDelta]:
 
 def _join(parts: Sequence[SequenceDelta]) -> SequenceDelta:
     first_with_prompt = next((part for part in parts if part.prompt_logprobs is not None), None)
+    last_with_progress = next((part for part in reversed(parts) if part.progress is not None), None)
     return replace(
         parts[-1],
         text="".join(part.text for part in parts),
         token_ids=tuple(token_id for part in parts for token_id in part.token_ids),
         logprobs=tuple(entry for part in parts for entry in part.logprobs),
         prompt_logprobs=first_with_prompt.prompt_logprobs if first_with_prompt else None,
+        progress=last_with_progress.progress if last_with_progress else None,
     )

@@ -84,6 +84,7 @@ class _State:
         "num_cached_tokens",
         "num_open",
         "num_prompt_tokens",
+        "prefill_preempted_seconds",
         "request",
         "samples",
     )
@@ -109,6 +110,7 @@ class _State:
         self.num_cached_tokens = 0
         self.first_scheduled_time: float | None = None
         self.first_token_time: float | None = None
+        self.prefill_preempted_seconds = 0.0
 
 
 class OutputProcessor:
@@ -242,6 +244,7 @@ class OutputProcessor:
             return
         if state.first_token_time is None:
             state.first_token_time = now
+            state.prefill_preempted_seconds = state.request.preempted_until(now)
             counters.num_prompt_tokens += len(state.request.prompt_token_ids)
             counters.num_prompt_tokens_cached += state.num_cached_tokens
             report = state.request.cache_report
@@ -261,6 +264,7 @@ class OutputProcessor:
         self.forget(request_id)
         self.counters.request_success[reason] += 1
         request = state.request
+        preempted = request.preempted_until(now)
         return RequestTimings(
             arrival_time=request.arrival_time,
             first_scheduled_time=state.first_scheduled_time,
@@ -273,6 +277,9 @@ class OutputProcessor:
             num_samples=request.sampling.n,
             max_tokens=request.sampling.max_tokens or 0,
             cache=request.cache_report,
+            num_preemptions=request.num_preemptions,
+            preempted_seconds=preempted,
+            prefill_preempted_seconds=preempted if state.first_token_time is None else state.prefill_preempted_seconds,
         )
 
 

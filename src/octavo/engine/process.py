@@ -1,4 +1,4 @@
-"""The engine process: `python -m octavo.engine.process FD`, where FD is its end of a socket pair.
+"""The engine process: `python -m octavo.engine.process [--log-format=json] FD`, where FD is its end of a socket pair.
 
 Reads one Start frame, builds the engine, says Ready or Failed, then steps for as long as the server's end is open.
 Refuses to outlive its server, to block on one that does not read (it pauses, bounded, still taking aborts), and to go
@@ -12,17 +12,19 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import logging
 import os
 import signal
 import socket
 import sys
 import time
-import traceback
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
+from octavo import log_lines
 from octavo.engine import frames
 from octavo.errors import InternalError, ModelFileError, OctavoError, RequestError, TooLarge
+from octavo.log_lines import LogFormat
 
 if TYPE_CHECKING:
     from octavo.config import EngineConfig
@@ -36,21 +38,27 @@ LAST_WORDS_SECONDS: Final = 1.0
 STALL_WAIT_SECONDS: Final = 0.005  # before asking again a scheduler that has requests but no plan
 QUIET_SECONDS: Final = 0.02  # without a message, before some cached blocks are given to a tier
 STALL_LIMIT_SECONDS: Final = 30.0  # so long without a plan, with requests waiting, is a fault of ours
+MAX_TOLD_REQUESTS: Final = 20  # of those that stall, in the log
+JSON_FLAG: Final = "--log-format=json"
 _PR_SET_PDEATHSIG: Final = 1
+_log = logging.getLogger(__name__)
 
 
 def main(arguments: Sequence[str]) -> int:
     """Exit code: 0 when the server's end closed, 1 after a failure that was told in a frame, 2 on wrong usage."""
+    log_format: LogFormat = "json" if JSON_FLAG in arguments else "text"
+    arguments = [each for each in arguments if each != JSON_FLAG]
     if len(arguments) != 1 or not arguments[0].isdigit():
         print("usage: python -m octavo.engine.process FD (started by octavo itself)", file=sys.stderr)
         return 2
     gc.disable()  # what is made until Ready is there to stay: looking through it again and again is vain
     _tie_to_parent()
+    log_lines.configure(log_format)
     channel = frames.EngineChannel(socket.socket(fileno=int(arguments[0])))
     try:
         return _run(channel)
     except Exception as error:
-        traceback.print_exc()
+        _log.critical("the engine broke", exc_info=True)
         channel.try_send(frames.Fatal(f"{type(error).__name__} in the engine; the engine's stderr tells more"))
         channel.say_goodbye(LAST_WORDS_SECONDS)
         return 1
@@ -162,8 +170,28 @@ class StepLoop:
         """Requests, but nothing to run. Raises InternalError when that lasts: an error beats waiting for ever."""
         stalled = time.monotonic() - self._progress_time
         if stalled >= STALL_LIMIT_SECONDS:
-            raise InternalError(f"requests wait but nothing ran for {stalled:.0f} s: {self._engine.stats()}")
+            self._tell_state()
+            raise InternalError(f"requests wait but nothing ran for {stalled:.0f} s; the log has the state")
         self._channel.wait(STALL_WAIT_SECONDS)
+
+    def _tell_state(self) -> None:
+        """The last that is heard of an engine that stalled."""
+        stats = self._engine.stats()
+        found, total = self._engine.control.live(MAX_TOLD_REQUESTS)
+        _log.critical(
+            "the step loop stalled: %d running, %d waiting, %d free, %d cached and %d used blocks; of %d requests: %s",
+            stats.num_requests_running,
+            stats.num_requests_waiting,
+            stats.num_blocks_free,
+            stats.num_blocks_cached,
+            stats.num_blocks_used,
+            total,
+            ", ".join(
+                f"{each.call_id} {each.state} {each.num_prompt_tokens}+{each.num_generated_tokens} tokens "
+                f"{each.num_blocks} blocks"
+                for each in found
+            ),
+        )
 
     def _idle(self) -> None:
         """Waits for a message; when none comes for a moment, cached blocks go to the tier; when a heartbeat passes
@@ -214,13 +242,13 @@ class StepLoop:
                 except RequestError as error:
                     self._channel.send(frames.Rejected(request.request_id, frames.WireError.of(error)))
                 except Exception:
-                    traceback.print_exc()
+                    _log.exception("request %s broke as it was taken in", request.request_id)
                     fault = InternalError("this request met a fault inside the server; the others go on")
                     self._channel.send(frames.Rejected(request.request_id, frames.WireError.of(fault)))
-            case frames.Locate() | frames.Describe() | frames.ResetPrefixCache():
-                self._channel.send(self._answer(message))
+            case frames.Start():
+                raise frames.FrameError("the server sent Start while running")
             case _:
-                raise frames.FrameError(f"the server sent {type(message).__name__} while running")
+                self._channel.send(self._answer(message))
 
     def _answer(self, question: frames.Question) -> frames.Reply:
         try:
@@ -231,6 +259,13 @@ class StepLoop:
                     return frames.Described(number, self._engine.describe(call_id, may_see, first))
                 case frames.ResetPrefixCache(number=number):
                     return frames.PrefixCacheReset(number, self._engine.reset_prefix_cache())
+                case frames.ListLive(number=number, limit=limit):
+                    requests, total = self._engine.control.live(limit)
+                    return frames.LiveListed(number, tuple(requests), total)
+                case frames.Cancel(number=number, call_id=call_id):
+                    return frames.Changed(number, self._engine.control.cancel(call_id))
+                case frames.SetPriority(number=number, call_id=call_id, priority=priority):
+                    return frames.Changed(number, self._engine.control.set_priority(call_id, priority))
         except RequestError as error:
             return frames.Declined(question.number, frames.WireError.of(error))
 

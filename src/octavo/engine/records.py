@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -236,6 +236,19 @@ class Records:
             record.num_open -= 1
             if record.num_open == 0:
                 self._keep(record, now)
+
+    def live(self) -> Iterator[tuple[int, Request]]:
+        """(first choice, request) of all that live, in the order in which they came."""
+        for record in self._live.values():
+            assert record.request is not None, "it is dropped with the end of the request's life"
+            yield record.first_choice, record.request
+
+    def live_of(self, call_id: str) -> list[Request]:
+        """The requests of a call that live, at least one. Raises NotFound."""
+        found = [record.request for record in self._calls.get(call_id, {}).values() if record.request is not None]
+        if not found:
+            raise NotFound("no request with this id is waiting or running", param="id", code="request_not_found")
+        return found
 
     def expire(self, now: float) -> None:
         """Drops what has been kept for long enough."""

@@ -7,18 +7,19 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from fastapi import FastAPI, Query, Request, Response
+from fastapi import FastAPI, Path, Query, Request, Response
 from fastapi.responses import HTMLResponse
 from starlette.middleware.cors import CORSMiddleware
 
 from octavo import __version__
-from octavo.server import debug, errors, tokens
+from octavo.engine.control import MAX_LISTED
+from octavo.server import debug, errors, live_requests, tokens
 from octavo.server.anthropic import messages
 from octavo.server.config import ServerConfig
 from octavo.server.docs_page import PAGE, PAGE_POLICY, install_openapi
 from octavo.server.door import Door
 from octavo.server.errors import json_response
-from octavo.server.limits import MAX_LISTED_ITEMS
+from octavo.server.limits import MAX_LISTED_ITEMS, MAX_REQUEST_ID_CHARS
 from octavo.server.metrics import CONTENT_TYPE, ServerMetrics
 from octavo.server.ollama import generate
 from octavo.server.ollama import models as ollama_models
@@ -29,8 +30,10 @@ from octavo.server.protocol import EngineLike, GrammarChecker, TemplateLike, Tok
 from octavo.server.responses_api import create, retrieve
 from octavo.server.responses_api.schemas import MAX_ID_CHARS
 from octavo.server.state import Loaded, Phase, ServerState
+from octavo.server.visit import Witness
 
 DEFAULT_MAX_QUEUE = 512
+CallId = Annotated[str, Path(max_length=MAX_REQUEST_ID_CHARS)]
 
 
 def create_app(
@@ -67,10 +70,13 @@ def build_app(state: ServerState) -> FastAPI:
     _add_tokens(app, routes)
     _add_status(app, state)
     _add_debug(app, state)
+    _add_requests(app, routes)
     errors.install(app)
     install_openapi(app)
     app.add_middleware(Door, state=state)
     _allow_origins(app, state.config)
+    if state.tell:
+        app.add_middleware(Witness, tell=state.tell)
     return app
 
 
@@ -230,6 +236,25 @@ def _add_debug(app: FastAPI, state: ServerState) -> None:
     async def reset_prefix_cache(request: Request) -> Response:
         """Nothing computed so far is found again. For the administrator."""
         return await debug.reset_prefix_cache(state, request)
+
+
+def _add_requests(app: FastAPI, routes: Routes) -> None:
+    @app.get("/v1/requests", response_class=Response)
+    async def list_requests(
+        request: Request, limit: Annotated[int, Query(ge=1, le=MAX_LISTED)] = live_requests.DEFAULT_LIMIT
+    ) -> Response:
+        """What runs, waits, or gave way and waits again: whose, how old, and what it holds. For the administrator."""
+        return await live_requests.list_requests(routes.state, request, limit)
+
+    @app.post("/v1/requests/{call_id}/cancel", response_class=Response)
+    async def cancel_request(request: Request, call_id: CallId) -> Response:
+        """Ends a call; its client is told who did. For the administrator."""
+        return await live_requests.cancel(routes.state, request, call_id)
+
+    @app.post("/v1/requests/{call_id}/priority", response_class=Response)
+    async def set_priority(request: Request, call_id: CallId) -> Response:
+        """Puts a call before or behind others, from the next step on. For the administrator."""
+        return await live_requests.set_priority(routes, request, call_id)
 
 
 def _add_status(app: FastAPI, state: ServerState) -> None:

@@ -9,8 +9,10 @@ import ipaddress
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from octavo.errors import ConfigError
+from octavo.log_lines import LOG_FORMATS, LogFormat
 from octavo.server.limits import MAX_MODEL_NAME_CHARS, Limits
 from octavo.server.tools.speech import check_parsers
 
@@ -45,7 +47,9 @@ class ServerConfig:
     response_store_path: Path | None = None  # a file that keeps /v1/responses over a restart; None: memory
     response_store_entries: int = 4096  # responses kept, the oldest go first; 0: none is, and store is refused
     response_store_bytes: int = 64 * 2**20  # of what they hold, answers and input together
-    shutdown_timeout_seconds: float = 30.0  # how long requests in flight may go on after SIGTERM
+    shutdown_timeout_seconds: float = 30.0  # how long requests in flight may go on after SIGTERM; 0: not at all
+    log_format: LogFormat = "text"
+    otlp_traces_endpoint: str | None = None  # URL of an OTLP receiver; None: no traces
     queue_timeout_seconds: float = 60.0  # a request that waited so long without being started is ended; 0: never
     request_timeout_seconds: float = 0.0  # one that is not done after so long is ended; 0: never
     limits: Limits = field(default_factory=Limits)
@@ -89,11 +93,16 @@ class ServerConfig:
                     f"{name} is {seconds!r}; it must be from 0, which means never, to {MAX_TIMEOUT_SECONDS:.0f}",
                     param=name,
                 )
-        if self.shutdown_timeout_seconds < 0:
+        seconds = self.shutdown_timeout_seconds
+        if isinstance(seconds, bool) or not 0 <= seconds <= MAX_TIMEOUT_SECONDS:
             raise ConfigError(
-                f"shutdown_timeout is {self.shutdown_timeout_seconds:g}; it must be 0 or more seconds",
+                f"shutdown_timeout is {seconds!r}; it must be from 0 to {MAX_TIMEOUT_SECONDS:.0f} seconds",
                 param="shutdown_timeout",
             )
+        if self.log_format not in LOG_FORMATS:
+            raise ConfigError(f"log_format is {self.log_format!r}; it must be text or json", param="log_format")
+        if self.otlp_traces_endpoint is not None:
+            _check_endpoint(self.otlp_traces_endpoint)
 
     def _check_origins(self) -> None:
         for origin in self.allowed_origins:
@@ -137,6 +146,20 @@ class ServerConfig:
             return ipaddress.ip_address(self.host.strip("[]")).is_loopback
         except ValueError:
             return False
+
+
+def _check_endpoint(endpoint: str) -> None:
+    """Raises ConfigError unless it is a URL."""
+    try:
+        parts = urlsplit(endpoint)
+        is_url = parts.scheme in ("http", "https") and bool(parts.hostname)
+    except ValueError:
+        is_url = False
+    if not is_url:
+        raise ConfigError(
+            f"otlp_traces_endpoint is {endpoint[:128]!r}; it must be a URL such as http://localhost:4318/v1/traces",
+            param="otlp_traces_endpoint",
+        )
 
 
 def check_key(name: str, key: str) -> None:

@@ -35,8 +35,10 @@ from octavo.server.errors import ClientGone, PayloadError, error_response, inter
 from octavo.server.heap import HeapTrimmer
 from octavo.server.limits import MAX_REQUEST_ID_CHARS, Limits
 from octavo.server.state import Phase, ServerState
+from octavo.server.visit import visit_of
 
 OPEN_PATHS = frozenset({"/health", "/ping", "/version"})  # asked by probes, which hold no key
+REQUESTS_PREFIX = "/v1/requests/"  # what the administrator does with them is no work: it may end a drain sooner
 _SERVED_ALWAYS = OPEN_PATHS | {"/metrics", "/docs", "/openapi.json"}  # also while loading
 _METHODS_WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
 _PROXY_HEADERS = frozenset({b"forwarded", b"x-forwarded-for", b"x-forwarded-host", b"x-real-ip", b"via"})
@@ -98,12 +100,17 @@ class Door:
         inner = dict(scope)
         inner["octavo.request_id"] = request_id
         answer = _Answer(send, inner, drop_body=scope["method"] == "HEAD")
+        visit = visit_of(scope)
+        if visit is not None:
+            visit.request_id = request_id
         if scope["method"] == "HEAD":
             inner["method"] = "GET"
         try:
             self._check_headers(scope)
             self._check_host(scope)
-            inner["octavo.caller"] = self._check_key(scope)
+            inner["octavo.caller"] = caller = self._check_key(scope)
+            if visit is not None:
+                visit.client = caller.client_id(None)
             self._check_phase(scope)
             with self._bodies.body() as grow:
                 if scope["method"] in _METHODS_WITH_BODY:
@@ -159,7 +166,8 @@ class Door:
     def _check_phase(self, scope: Scope) -> None:
         if self._state.phase is Phase.READY or scope["path"] in _SERVED_ALWAYS:
             return
-        if self._state.phase is Phase.DRAINING and scope["method"] not in _METHODS_WITH_BODY:
+        is_work = scope["method"] in _METHODS_WITH_BODY and not scope["path"].startswith(REQUESTS_PREFIX)
+        if self._state.phase is Phase.DRAINING and not is_work:
             return
         raise self._state.unavailable()
 

@@ -17,7 +17,15 @@ from typing import Any, TypeVar
 from starlette.types import Receive
 
 from octavo.engine.engine_request import EngineRequest
-from octavo.errors import BadRequest, InternalError, OctavoError, QueueFull, RateLimited, retry_after_seconds
+from octavo.errors import (
+    BadRequest,
+    Forbidden,
+    InternalError,
+    OctavoError,
+    QueueFull,
+    RateLimited,
+    retry_after_seconds,
+)
 from octavo.outputs import NOTHING_TO_DRAW_CODE, CacheReport, RequestTimings, SequenceDelta, TokenLogprobs
 from octavo.sampling_params import SamplingParams
 from octavo.server.errors import ClientGone, ServiceUnavailable
@@ -78,13 +86,32 @@ class Generation:
         self._prompts_seen: set[int] = set()
         self._meter = loaded.meter(requests[0].owner) if requests else None
         self._is_fork = num_shared_tokens is not None
+        self._was_run = self._has_failed = False
         num_prompt_tokens = sum(len(request.prompt_token_ids) for request in requests)
         self.usage = Usage(prompt_tokens=num_prompt_tokens if num_shared_tokens is None else num_shared_tokens)
         self.timings: dict[int, RequestTimings] = {}  # by number of the prompt, once its last sample ended
         self.cache_reports: dict[int, CacheReport] = {}  # by number of the prompt, once its last sample ended
 
+    @property
+    def num_requests(self) -> int:
+        return len(self._requests)
+
+    @property
+    def requests(self) -> Sequence[EngineRequest]:
+        return self._requests
+
+    @property
+    def model(self) -> str:
+        return self._loaded.model_names[0]
+
+    @property
+    def is_complete(self) -> bool:
+        """Nothing was asked of the engine, or every request ended as it should."""
+        return not self._was_run or (len(self.timings) == len(self._requests) and not self._has_failed)
+
     async def run(self) -> AsyncGenerator[Step, None]:
         """Deltas of all prompts as they come. Raises QueueFull (RateLimited), BadRequest, EngineDead, InternalError."""
+        self._was_run = True
         admission = self._loaded.admission
         admission.take_now()
         try:
@@ -143,10 +170,12 @@ class Generation:
         async with aclosing(self._loaded.engine.generate(self._requests[number])) as batches:
             async for deltas in batches:
                 for delta in deltas:
-                    self._account(number, delta)
+                    self._count(number, delta)
+                for delta in deltas:
+                    self._check(number, delta)
                 yield number, deltas
 
-    def _account(self, number: int, delta: SequenceDelta) -> None:
+    def _count(self, number: int, delta: SequenceDelta) -> None:
         if number not in self._prompts_seen:
             if self._is_fork and self._prompts_seen:  # it counts once: as far as no branch had to compute it
                 self.usage.cached_tokens = min(self.usage.cached_tokens, delta.num_cached_tokens)
@@ -160,6 +189,10 @@ class Generation:
             self._metrics.observe(delta.timings)
             if delta.timings.cache is not None:
                 self.cache_reports[number] = delta.timings.cache
+
+    def _check(self, number: int, delta: SequenceDelta) -> None:
+        """Raises what a sample that did not end as it should ended with."""
+        self._has_failed = self._has_failed or delta.finish_reason in ("error", "abort")
         if delta.finish_reason == "error" and delta.error_code == NOTHING_TO_DRAW_CODE:
             raise BadRequest(
                 "the request leaves no token that may be drawn: allowed_token_ids, bad_words, min_tokens and the "
@@ -175,6 +208,8 @@ class Generation:
             )
         if delta.finish_reason == "error":
             raise InternalError(delta.error or "the request broke inside the engine; try it again")
+        if delta.finish_reason == "abort" and delta.error is not None:
+            raise Forbidden(delta.error, code=delta.error_code)  # a status that clients do not try again
         if delta.finish_reason == "abort":
             raise ServiceUnavailable("the request was ended before its answer was complete", code="aborted")
 

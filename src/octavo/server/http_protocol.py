@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import secrets
 from http import HTTPStatus
 from typing import Any
 
@@ -207,7 +208,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             body = msgspec.json.encode(envelope(message, error_type="invalid_request_error"))
             head = (
                 f"HTTP/1.1 {status.value} {status.phrase}\r\ncontent-type: application/json\r\n"
-                f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+                f"content-length: {len(body)}\r\nx-request-id: {secrets.token_hex(16)}\r\nconnection: close\r\n\r\n"
             )
             self.transport.write(head.encode("ascii") + body)
         self._close()

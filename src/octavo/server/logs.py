@@ -1,42 +1,36 @@
-"""Log lines that cannot be forged: one record is one line, escaped and bounded.
+"""The lines that requests leave in the log, where it is JSON: one each, when the answer ended.
 
-Refuses to log prompts, answers or keys: nothing here or elsewhere in the server passes them to a logger.
+Refuses prompts, answers, keys and what stands behind a path's question mark; a path is the client's own text, so it is
+escaped and bounded like all else. Probes that find the server well leave no line.
 """
 
 from __future__ import annotations
 
 import logging
-import sys
 
-MAX_LINE_CHARS = 8192
+from octavo.log_lines import MAX_LINE_CHARS, JsonFormatter, LineFormatter, configure, one_line
+from octavo.server.visit import Visit
 
+__all__ = ["MAX_LINE_CHARS", "JsonFormatter", "LineFormatter", "configure", "log_visit", "one_line"]
 
-def one_line(text: str, limit: int) -> str:
-    """Printable text on one line, at most `limit` characters: control characters and line breaks are escaped."""
-    cut = text[: limit + 1]
-    if not cut.isprintable():
-        cut = "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in cut)
-    return cut if len(cut) <= limit else cut[: max(0, limit - 1)] + "…"
+_QUIET_PATHS = frozenset({"/health", "/ping", "/metrics", "/load"})
+_MAX_PATH_CHARS = 256
+_log = logging.getLogger("octavo.access")
 
 
-class LineFormatter(logging.Formatter):
-    """time level logger message; a traceback is folded into the same line."""
-
-    def __init__(self) -> None:
-        super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
-
-    def format(self, record: logging.LogRecord) -> str:
-        return one_line(super().format(record).replace("\n", " | "), MAX_LINE_CHARS)
-
-
-def configure(level: int = logging.INFO) -> None:
-    """Sends octavo's records and uvicorn's errors to stderr, one line each. Access logs are off: URLs may hold secrets.
-
-    uvicorn's warnings are off: each garbled request would write a line, so a client could fill the disk."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(LineFormatter())
-    for name in ("octavo", "uvicorn.error"):
-        logger = logging.getLogger(name)
-        logger.handlers[:] = [handler]
-        logger.propagate = False
-        logger.setLevel(level if name == "octavo" else logging.ERROR)
+def log_visit(visit: Visit) -> None:
+    if visit.path in _QUIET_PATHS and visit.status == 200:
+        return
+    path = one_line(visit.path, _MAX_PATH_CHARS)
+    fields = {
+        "method": visit.method,
+        "path": path,
+        "status": visit.status,
+        "duration_ms": round(visit.seconds * 1000, 3),
+        "bytes": visit.num_bytes,
+        "request_id": visit.request_id,
+        "address": visit.address,
+        "client": visit.client,
+        **visit.work(),
+    }
+    _log.info("%s %s %d", visit.method, path, visit.status, extra={"fields": fields})

@@ -83,6 +83,9 @@ class _TimingHistograms:
         self._inference = histogram("vllm:request_inference_time_seconds", "First step to last token", _LONG_BOUNDS)
         self._prefill = histogram("vllm:request_prefill_time_seconds", "First step to first token", _LONG_BOUNDS)
         self._decode = histogram("vllm:request_decode_time_seconds", "First token to last token", _LONG_BOUNDS)
+        self._preempted = histogram(
+            "octavo:request_preempted_time_seconds", "In the queue after it had run", _LONG_BOUNDS
+        )
         self._prompt = histogram("vllm:request_prompt_tokens", "Tokens of the prompt", _TOKEN_BOUNDS)
         self._generation = histogram("vllm:request_generation_tokens", "Tokens generated", _TOKEN_BOUNDS)
         self._longest = histogram(
@@ -96,6 +99,7 @@ class _TimingHistograms:
 
     def observe(self, timings: RequestTimings) -> None:
         self._whole.observe(timings.finished_time - timings.arrival_time)
+        self._preempted.observe(timings.preempted_seconds)
         self._prompt.observe(timings.num_prompt_tokens)
         self._computed.observe(timings.num_prompt_tokens - timings.num_cached_tokens)
         self._generation.observe(timings.num_generation_tokens)

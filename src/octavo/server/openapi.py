@@ -24,6 +24,7 @@ from octavo.server.openai.schemas import (
     CompletionRequest,
     DetokenizeRequest,
     ForkRequest,
+    PriorityRequest,
     SchemaCheckRequest,
     TokenizeRequest,
 )
@@ -55,6 +56,9 @@ SHAPES: Final[dict[tuple[str, str], tuple[type[BaseModel] | None, type[BaseModel
     ("post", "/tokenize"): (TokenizeRequest, shapes.Tokens),
     ("post", "/detokenize"): (DetokenizeRequest, shapes.DetokenizedPrompt),
     ("get", "/tokenizer_info"): (None, shapes.TokenizerInfo),
+    ("get", "/v1/requests"): (None, shapes.RequestList),
+    ("post", "/v1/requests/{call_id}/cancel"): (None, shapes.RequestCancelled),
+    ("post", "/v1/requests/{call_id}/priority"): (PriorityRequest, shapes.RequestPriority),
     ("get", "/debug/requests/{call_id}"): (None, shapes.RequestRecord),
     ("post", "/reset_prefix_cache"): (None, shapes.PrefixCacheReset),
     ("get", "/health"): (None, shapes.Health),

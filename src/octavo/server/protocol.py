@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any, Protocol
 
+from octavo.engine.control import LiveRequest
 from octavo.engine.engine_request import EngineRequest, ForkPoint
 from octavo.engine.info import EngineInfo, EngineStats
 from octavo.engine.records import DebugRecord, Place
@@ -38,6 +39,15 @@ class EngineLike(Protocol):
 
     async def reset_prefix_cache(self) -> int:
         """Raises EngineDead."""
+
+    async def list_requests(self, limit: int) -> tuple[tuple[LiveRequest, ...], int]:
+        """What lives in the engine, and how many that are. Raises EngineDead."""
+
+    async def cancel(self, call_id: str) -> int:
+        """How many requests it ended. Raises NotFound and EngineDead."""
+
+    async def set_priority(self, call_id: str, priority: int) -> int:
+        """Of how many requests. Raises NotFound and EngineDead."""
 
     def stats(self) -> EngineStats: ...
 

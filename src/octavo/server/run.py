@@ -5,8 +5,9 @@
 Refuses to start on a port that is taken or with a model that cannot run: an OctavoError before anything is served.
 Invariants: the engine process starts before anything heavy is imported here, so that both load at once; it never
 outlives this process; when it dies, requests in flight are answered with the error, /health says 503, and the process
-exits with EXIT_ENGINE_DIED after `DEATH_LINGER_SECONDS`. One SIGTERM or SIGINT drains; a second one stops at once;
-SIGHUP has the key file read again, where there is one.
+exits with EXIT_ENGINE_DIED after `DEATH_LINGER_SECONDS`. One SIGTERM or SIGINT drains, for `shutdown_timeout_seconds`
+at most; a second one stops at once. What is in flight at the end is answered with an error, never just cut. SIGHUP has
+the key file read again, where there is one.
 """
 
 from __future__ import annotations
@@ -25,26 +26,29 @@ from typing import TYPE_CHECKING, Any
 
 from octavo.config import EngineConfig, octavo_home
 from octavo.errors import ConfigError, OctavoError
-from octavo.server import logs
+from octavo.log_lines import configure, one_line
 from octavo.server.config import ServerConfig
 
 if TYPE_CHECKING:
     import ssl
 
     import uvicorn
-    from rich.console import Console
 
     from octavo.engine.async_engine import AsyncEngine
     from octavo.loading.front import Front
     from octavo.server.grammar_workers import GrammarWorkers
     from octavo.server.keys import Keys
     from octavo.server.protocol import TemplateLike, TokenizerLike
+    from octavo.server.screen import JsonScreen, Screen
     from octavo.server.state import ServerState
     from octavo.server.template_workers import TemplateWorkers
+    from octavo.server.tracing import Tracer
+    from octavo.server.visit import Visit
 
 logger = logging.getLogger("octavo.server")
 
-EXIT_OK = 0
+EXIT_OK = 0  # it was told to stop, and did, whether or not all requests could finish
+EXIT_FAILED = 1  # it could not start
 EXIT_ENGINE_DIED = 3
 EXIT_FORCED = 130  # a second signal
 DEATH_LINGER_SECONDS = 2.0  # so that clients read their errors and probes see the 503
@@ -55,7 +59,7 @@ _OPEN_FILES = 65_536
 def serve(engine_config: EngineConfig, server_config: ServerConfig) -> int:
     """Serves until told to stop. Returns the exit code; raises ConfigError, ModelFileError, EngineDead at the start."""
     gc.disable()  # what is made until the model is ready is there to stay: looking through it again and again is vain
-    logs.configure()
+    configure(server_config.log_format)
     _raise_file_limit()
     keys, tls = _secrets(server_config, has_weights=engine_config.scheduling_policy == "fair")
     with bind(server_config.host, server_config.port) as sock, asyncio.Runner(loop_factory=_loop_factory()) as runner:
@@ -149,6 +153,7 @@ class _Serving:
         self._engine: AsyncEngine | None = None
         self._workers: TemplateWorkers | None = None
         self._grammars: GrammarWorkers | None = None
+        self._tracer: Tracer | None = None
 
     async def run(self) -> int:
         try:
@@ -162,11 +167,12 @@ class _Serving:
             if self._starting is not None and not self._starting.done():
                 self._starting.cancel()
                 await asyncio.wait((self._starting,))
-            if self._engine is not None:
-                await self._engine.stop()
+            await self._stop_engine()
+            if self._tracer is not None:
+                await asyncio.to_thread(self._tracer.close)
 
     async def _run(self) -> int:
-        from octavo.engine.async_engine import AsyncEngine
+        from octavo.engine.async_engine import ENGINE_COMMAND, JSON_ENGINE_COMMAND, AsyncEngine
 
         stages: list[tuple[str, float]] = []
         report: Callable[[str, float], None] = lambda stage, fraction: stages.append((stage, fraction))  # noqa: E731
@@ -174,32 +180,41 @@ class _Serving:
         def progress(stage: str, fraction: float) -> None:
             report(stage, fraction)
 
-        self._starting = asyncio.create_task(AsyncEngine.start(self._engine_config, progress=progress))
+        command = JSON_ENGINE_COMMAND if self._config.log_format == "json" else ENGINE_COMMAND
+        self._starting = asyncio.create_task(AsyncEngine.start(self._engine_config, progress=progress, command=command))
         await asyncio.sleep(0)  # the process is spawned before the imports below take the processor
-        state, http = await asyncio.to_thread(_prepare_http, self._config, self._keys, self._tls)
-        from rich.console import Console
+        state, http, self._tracer = await asyncio.to_thread(_prepare_http, self._config, self._keys, self._tls)
+        from octavo.server.screen import screen_for
 
-        from octavo.engine.progress import LoadingBar
-        from octavo.server.screen import print_screen
-
-        console = Console(stderr=True, highlight=False)
+        screen = screen_for(self._config)
         serving = asyncio.create_task(http.serve([self._socket]))
         stopping = asyncio.create_task(self._drain.wait())
         try:
-            with LoadingBar() as bar:
-                report = bar.show
+            with screen.loading() as report:
                 if not await self._load(state, self._starting, stopping, serving):
                     return EXIT_OK
             assert self._engine is not None
             port = self._socket.getsockname()[1]
-            print_screen(console, self._engine.info, self._config, port, time.monotonic() - self._began)
-            return await self._until_end(state, console, serving, stopping)
+            screen.ready(self._engine.info, self._config, port, time.monotonic() - self._began)
+            code = await self._until_end(state, screen, serving, stopping)
         finally:
             stopping.cancel()
-            if self._engine is not None:
-                await self._engine.stop()  # first, so that what is still in flight is answered with the error
+            await self._stop_engine()  # first, so that what is still in flight is answered with the error
             await _close_http(http, serving)
             await state.responses.close()
+        return EXIT_FORCED if code == EXIT_OK and self._force.is_set() else code
+
+    async def _stop_engine(self) -> None:
+        """With time to give a tier what is cached, unless a second signal comes. Idempotent."""
+        if self._engine is None:
+            return
+        stopping = asyncio.create_task(self._engine.stop())
+        forced = asyncio.create_task(self._force.wait())
+        await asyncio.wait((stopping, forced), return_when=asyncio.FIRST_COMPLETED)
+        forced.cancel()
+        if not stopping.done():
+            await self._engine.stop(timeout_seconds=0.0)
+        await stopping
 
     async def _load(
         self,
@@ -261,27 +276,34 @@ class _Serving:
         return front.tokenizer, self._workers
 
     async def _until_end(
-        self, state: ServerState, console: Console, serving: asyncio.Task[None], stopping: asyncio.Task[Any]
+        self,
+        state: ServerState,
+        screen: Screen | JsonScreen,
+        serving: asyncio.Task[None],
+        stopping: asyncio.Task[Any],
     ) -> int:
         from octavo.server.state import Phase
+        from octavo.server.vigil import keep_vigil
 
         assert self._engine is not None
         died = asyncio.create_task(self._engine.died.wait())
+        vigil = asyncio.create_task(keep_vigil(self._engine))
         try:
             await asyncio.wait((died, stopping, serving), return_when=asyncio.FIRST_COMPLETED)
             if not died.done() and not serving.done():
                 state.phase = Phase.DRAINING
-                console.print("stopping: requests in flight may finish; a second signal stops at once")
+                screen.stopping()
                 await self._wait_idle(state, died)
             is_idle = state.phase is Phase.DRAINING and not state.loaded.admission.num_taken
             if died.done() and not is_idle:
                 state.phase = Phase.DEAD
-                console.print(f"octavo: error: {self._engine.failure}", style="red", markup=False)
+                screen.failed(self._engine.failure)
                 await asyncio.wait((asyncio.create_task(self._force.wait()),), timeout=DEATH_LINGER_SECONDS)
                 return EXIT_ENGINE_DIED
-            return EXIT_FORCED if self._force.is_set() else EXIT_OK
+            return EXIT_OK
         finally:
             died.cancel()
+            vigil.cancel()
 
     async def _wait_idle(self, state: ServerState, died: asyncio.Task[Any]) -> None:
         """Until no request is in flight, the timeout, a second signal or the engine's death."""
@@ -315,7 +337,7 @@ class _Serving:
         try:
             self._keys.reload()
         except ConfigError as error:
-            logger.error("keys stay as they were: %s", logs.one_line(error.message, 512))
+            logger.error("keys stay as they were: %s", one_line(error.message, 512))
         else:
             logger.info("keys read again: %d", len(self._keys))
 
@@ -328,12 +350,13 @@ class _Serving:
 
 def _prepare_http(
     config: ServerConfig, keys: Keys | None, tls: ssl.SSLContext | None
-) -> tuple[ServerState, uvicorn.Server]:
-    """The heavy imports, while the engine loads."""
+) -> tuple[ServerState, uvicorn.Server, Tracer | None]:
+    """The heavy imports, while the engine loads. Raises ConfigError."""
     import uvicorn
 
     from octavo.server.app import build_app
     from octavo.server.http_protocol import bounded_protocol
+    from octavo.server.logs import log_visit
     from octavo.server.metrics import ServerMetrics
     from octavo.server.state import ServerState
 
@@ -342,7 +365,16 @@ def _prepare_http(
         def capture_signals(self) -> Iterator[None]:
             yield  # signals are this module's matter
 
-    state = ServerState(config, ServerMetrics(), keys)
+    tell: list[Callable[[Visit], None]] = []
+    tracer: Tracer | None = None
+    if config.log_format == "json":
+        tell.append(log_visit)
+    if config.otlp_traces_endpoint is not None:
+        from octavo.server.tracing import Tracer
+
+        tracer = Tracer.start(config.otlp_traces_endpoint)
+        tell.append(tracer.record)
+    state = ServerState(config, ServerMetrics(), keys, tell)
     options = uvicorn.Config(
         build_app(state),
         http=bounded_protocol(config.limits),
@@ -357,7 +389,7 @@ def _prepare_http(
     )
     options.load()
     options.ssl = tls  # made and checked before the port was taken
-    return state, Server(options)
+    return state, Server(options), tracer
 
 
 async def _close_http(http: uvicorn.Server, serving: asyncio.Task[None]) -> None:

@@ -1,33 +1,87 @@
-"""What a start shows people once the model is loaded: one screen of what was decided, on stderr.
+"""What the server says of its own life on stderr: one screen of what was decided once the model is loaded, and its end.
 
 Refuses to print keys or prompts.
 """
 
 from __future__ import annotations
 
+import contextlib
+import logging
+from collections.abc import Callable, Iterator
+
 from rich.console import Console
 from rich.text import Text
 
 from octavo import __version__
 from octavo.engine.info import EngineInfo
+from octavo.engine.progress import LoadingBar
 from octavo.server.config import ServerConfig
 
+STOPPING = "stopping: requests in flight may finish; a second signal stops at once"
+_log = logging.getLogger("octavo.server")
 _UNITS = ("bytes", "KB", "MB", "GB", "TB")
 
 
-def print_screen(console: Console, info: EngineInfo, config: ServerConfig, port: int, ready_seconds: float) -> None:
-    """The one screen of a start."""
-    names = config.served_model_names or (info.model,)
+class Screen:
+    """What people see in a terminal or a plain log."""
+
+    def __init__(self) -> None:
+        self._console = Console(stderr=True, highlight=False)
+
+    @contextlib.contextmanager
+    def loading(self) -> Iterator[Callable[[str, float], None]]:
+        """Gives what is to be told the stage of the start, and the fraction of it that is done."""
+        with LoadingBar() as bar:
+            yield bar.show
+
+    def ready(self, info: EngineInfo, config: ServerConfig, port: int, seconds: float) -> None:
+        """The one screen of a start."""
+        console = self._console
+        names = config.served_model_names or (info.model,)
+        console.print(Text(f"octavo {__version__}", style="bold"))
+        for label, value in _rows(info, names):
+            console.print(Text.assemble((f"{label:<9}", "dim"), value), soft_wrap=True)
+        for warning in (*info.warnings, *config_warnings(config)):
+            console.print(Text(f"warning: {warning}", style="yellow"), soft_wrap=True)
+        console.print(Text(_ready_line(config, port, seconds), style="bold green"), soft_wrap=True)
+
+    def stopping(self) -> None:
+        self._console.print(STOPPING)
+
+    def failed(self, text: str) -> None:
+        self._console.print(f"octavo: error: {text}", style="red", markup=False, soft_wrap=True)
+
+
+class JsonScreen:
+    """The same as lines of a log that programs read."""
+
+    @contextlib.contextmanager
+    def loading(self) -> Iterator[Callable[[str, float], None]]:
+        yield lambda _stage, _fraction: None
+
+    def ready(self, info: EngineInfo, config: ServerConfig, port: int, seconds: float) -> None:
+        for warning in (*info.warnings, *config_warnings(config)):
+            _log.warning("%s", warning)
+        names = config.served_model_names or (info.model,)
+        rows = {label.replace(" ", "_").lower(): value for label, value in _rows(info, names)}
+        fields = {"version": __version__, "port": port, **rows}
+        _log.info("%s", _ready_line(config, port, seconds), extra={"fields": fields})
+
+    def stopping(self) -> None:
+        _log.info("%s", STOPPING)
+
+    def failed(self, text: str) -> None:
+        _log.critical("%s", text)
+
+
+def screen_for(config: ServerConfig) -> Screen | JsonScreen:
+    return JsonScreen() if config.log_format == "json" else Screen()
+
+
+def _ready_line(config: ServerConfig, port: int, seconds: float) -> str:
     host = f"[{config.host}]" if ":" in config.host else config.host
-    console.print(Text(f"octavo {__version__}", style="bold"))
-    for label, value in _rows(info, names):
-        console.print(Text.assemble((f"{label:<9}", "dim"), value), soft_wrap=True)
-    for warning in (*info.warnings, *config_warnings(config)):
-        console.print(Text(f"warning: {warning}", style="yellow"), soft_wrap=True)
     scheme = "http" if config.ssl_certfile is None else "https"
-    console.print(
-        Text(f"ready in {ready_seconds:.1f} s on {scheme}://{host}:{port}/v1", style="bold green"), soft_wrap=True
-    )
+    return f"ready in {seconds:.1f} s on {scheme}://{host}:{port}/v1"
 
 
 def _rows(info: EngineInfo, names: tuple[str, ...]) -> list[tuple[str, str]]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import enum
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from octavo import __version__
@@ -26,6 +26,7 @@ from octavo.server.protocol import EngineLike, GrammarChecker, TemplateLike, Tok
 from octavo.server.rates import Meter
 from octavo.server.responses_api.book import Book
 from octavo.server.tools.speech import Speech
+from octavo.server.visit import Visit
 
 if TYPE_CHECKING:
     from octavo.server.metrics import ServerMetrics
@@ -94,9 +95,17 @@ class Loaded:
 
 
 class ServerState:
-    def __init__(self, config: ServerConfig, metrics: ServerMetrics, keys: Keys | None = None) -> None:
-        """`keys`: where they were read already. Raises ConfigError."""
+    def __init__(
+        self,
+        config: ServerConfig,
+        metrics: ServerMetrics,
+        keys: Keys | None = None,
+        tell: Sequence[Callable[[Visit], None]] = (),
+    ) -> None:
+        """`keys`: where they were read already. `tell`: who hears of each request when its answer has ended. Raises
+        ConfigError."""
         self.config = config
+        self.tell = tuple(tell)
         self.metrics = metrics
         self.keys = keys or Keys(config)
         self.responses = Book(config)  # raises ConfigError

@@ -119,19 +119,25 @@ async def events(
     include_usage: bool,
     continuous_usage: bool,
     request_id: str,
+    closing: Callable[[], dict[str, Any]],
 ) -> AsyncGenerator[bytes, None]:
-    """The stream's events. `head` holds id, object, created and model, the same in every chunk."""
+    """The stream's events. `head` holds id, object, created and model, the same in every chunk; `closing` gives what
+    the last one says beside, once every request has ended."""
+    num_open = generation.num_requests
     try:
         async with aclosing(steps):
             async for number, deltas in steps:
-                for delta in deltas:
-                    for chunk in to_chunks(number, delta):
-                        content = head | chunk
-                        if continuous_usage:
-                            content["usage"] = generation.usage.to_wire()
-                        yield event(content)
+                chunks = [chunk for delta in deltas for chunk in to_chunks(number, delta)]
+                num_open -= sum(delta.timings is not None for delta in deltas)
+                if num_open == 0 and chunks and not include_usage:
+                    chunks[-1] |= closing()
+                for chunk in chunks:
+                    content = head | chunk
+                    if continuous_usage:
+                        content["usage"] = generation.usage.to_wire()
+                    yield event(content)
         if include_usage:
-            yield event(head | {"choices": [], "usage": generation.usage.to_wire()})
+            yield event(head | {"choices": [], "usage": generation.usage.to_wire()} | closing())
         yield DONE
     except Exception as error:
         yield event(envelope_for(error, request_id))

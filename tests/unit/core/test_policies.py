@@ -1,5 +1,11 @@
 from __future__ import annotations
 
+from dataclasses import replace
+from random import Random
+
+import pytest
+
+from octavo.core.fair import FairShare
 from octavo.core.policies import ByPriority, FirstComeFirstServed
 from octavo.core.request import Request, Status
 from octavo.core.scheduler import Scheduler
@@ -102,3 +108,90 @@ def test_an_urgent_prompt_gets_its_tokens_before_a_long_one_that_runs() -> None:
     assert run.plans[-1].num_scheduled_tokens == (1, 12)
     run.drain()
     assert [update.request_id for update in run.updates[:2]] == ["urgent", "urgent"]
+
+
+# -- a priority that changes --------------------------------------------------------------------------------------------
+
+
+def test_who_waits_goes_where_its_new_priority_belongs() -> None:
+    run = runner(ByPriority(), max_num_seqs=1)
+    for name in ("first", "second", "third"):
+        run.scheduler.add(asked(name, prompt=range(4), max_tokens=2))
+    third = next(s.request for s in run.scheduler.sequences() if s.request.request_id == "third")
+    run.scheduler.set_priority(third, -1)
+    run.scheduler.check_integrity()
+    run.drain()
+    assert [update.request_id for update in run.updates][::2] == ["third", "first", "second"]
+
+
+def test_who_runs_gives_way_once_it_is_less_urgent_than_what_waits() -> None:
+    run = runner(ByPriority(), max_num_seqs=1)
+    for name in ("runs", "waits"):
+        run.scheduler.add(asked(name, prompt=range(4), max_tokens=6))
+    run.step()
+    runs = next(s.request for s in run.scheduler.sequences() if s.request.request_id == "runs")
+    run.scheduler.set_priority(runs, 7)
+    run.scheduler.check_integrity()
+    run.drain()
+    assert run.scheduler.stats().num_displaced == 1
+    assert run.updates[-1].request_id == "runs"
+
+
+def test_other_policies_keep_the_order_and_only_remember_the_number() -> None:
+    for ordering in (FirstComeFirstServed(), FairShare()):
+        run = runner(ordering, max_num_seqs=1)
+        for name in ("first", "second"):
+            run.scheduler.add(asked(name, prompt=range(4), max_tokens=2))
+        second = next(s.request for s in run.scheduler.sequences() if s.request.request_id == "second")
+        run.scheduler.set_priority(second, -5)
+        run.scheduler.check_integrity()
+        run.drain()
+        assert second.priority == -5
+        assert [update.request_id for update in run.updates][::2] == ["first", "second"]
+
+
+def test_one_that_is_not_queued_yet_or_gone_is_only_marked() -> None:
+    run = runner(ByPriority())
+    loose = asked("loose")
+    run.scheduler.set_priority(loose, 3)
+    assert loose.priority == 3
+    run.scheduler.add(loose)
+    run.drain()
+    run.scheduler.set_priority(loose, 4)
+    run.scheduler.check_integrity()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_priorities_changed_at_any_moment_change_no_token_and_lose_nobody(seed: int) -> None:
+    """A small pool, so that requests give way all the time; also while a plan is in flight."""
+    rng = Random(seed)
+    settings = {"num_blocks": 14, "max_num_seqs": 3, "max_num_batched_tokens": 8, "max_model_len": 40}
+    requests = [
+        asked(
+            str(number), rng.randint(-2, 2), prompt=[number + 1] * rng.randint(1, 12), n=rng.choice((1, 1, 2)), seed=7
+        )
+        for number in range(8)
+    ]
+    alone: dict[tuple[str, int], list[int]] = {}
+    for each in requests:
+        single = runner(ByPriority(), **settings)
+        single.scheduler.add(replace(each))
+        single.drain()
+        alone |= single.tokens
+    run = runner(ByPriority(), **settings)
+    for each in requests:
+        run.scheduler.add(each)
+
+    def shuffle() -> None:
+        live = sorted({s.request.request_id: s.request for s in run.scheduler.sequences()}.items())
+        run.scheduler.set_priority(rng.choice(live)[1], rng.randint(-3, 3))
+        run.scheduler.check_integrity()
+
+    while run.scheduler.has_unfinished:
+        shuffle()
+        plan = run.plan()
+        assert plan is not None
+        shuffle()
+        run.run(plan)
+    assert run.tokens == alone
+    assert run.scheduler.stats().num_preemptions > 0

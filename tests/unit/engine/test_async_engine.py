@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from octavo.config import EngineConfig
+from octavo.engine import async_engine
 from octavo.engine.async_engine import MAX_QUESTIONS_IN_FLIGHT, AsyncEngine
 from octavo.engine.engine_request import EngineRequest, ForkPoint, new_request_id
 from octavo.errors import BadRequest, ConfigError, EngineDead, QueueFull, RequestError
@@ -20,6 +21,14 @@ from octavo.sampling_params import SamplingParams
 
 SCRIPT = Path(__file__).parents[2] / "support" / "engine_script.py"
 PATIENCE_SECONDS = 30.0  # for what must happen at once; only a broken run waits so long
+
+
+class SetClock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
 
 
 def request(n: int = 1, client_id: str = "") -> EngineRequest:
@@ -208,6 +217,34 @@ def test_an_engine_that_was_not_heard_lately_is_unhealthy() -> None:
         assert not engine.died.is_set()
 
     with_engine("hang", scenario, heartbeat_limit_seconds=0.0)
+
+
+def test_an_engine_is_hung_after_ten_seconds_without_a_word_and_well_again_with_the_next() -> None:
+    clock = SetClock()
+
+    async def scenario(engine: AsyncEngine) -> None:
+        clock.now += 9.99
+        assert engine.is_healthy()
+        clock.now += 0.01
+        assert not engine.is_healthy()
+        assert not engine.died.is_set()
+        assert (await read_all(engine, request()))[0].text == "hello"
+        assert engine.is_healthy()
+
+    with_engine("good", scenario, clock=clock)
+
+
+def test_who_asks_a_hung_engine_is_not_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(async_engine, "QUESTION_TIMEOUT_SECONDS", 0.01)
+
+    async def scenario(engine: AsyncEngine) -> None:
+        for question in (engine.list_requests(5), engine.cancel("x"), engine.set_priority("x", 1)):
+            with pytest.raises(EngineDead) as raised:
+                await question
+            assert raised.value.code == "engine_hung"
+        assert not engine._questions
+
+    with_engine("hang", scenario)
 
 
 def test_silence_is_judged_by_the_longest_step_the_model_needs() -> None:

@@ -15,12 +15,13 @@ from hypothesis import strategies as st
 from octavo.config import EngineConfig
 from octavo.core.swap_costs import SwapDecision
 from octavo.engine import frames
+from octavo.engine.control import LiveRequest
 from octavo.engine.engine_request import EngineRequest, ForkPoint
 from octavo.engine.info import EngineStats
 from octavo.engine.records import DebugRecord, DebugSample, Place
 from octavo.engine.server_channel import FrameSender, read_frame
 from octavo.errors import BadRequest, ConfigError, InternalError, NotFound, OctavoError, QueueFull, TooLarge
-from octavo.outputs import CacheReport, RequestTimings, SequenceDelta, TokenLogprobs
+from octavo.outputs import CacheReport, PromptProgress, RequestTimings, SequenceDelta, TokenLogprobs
 from octavo.sampling_params import SamplingParams
 
 REQUEST = EngineRequest(
@@ -73,6 +74,9 @@ RECORD = DebugRecord(
         frames.Locate(1, ForkPoint("id"), "me"),
         frames.Describe(2, "id", None, 5),
         frames.ResetPrefixCache(3),
+        frames.ListLive(4, 100),
+        frames.Cancel(5, "id"),
+        frames.SetPriority(6, "id", -7),
     ],
 )
 def test_messages_to_the_engine_round_trip(message: frames.ToEngine) -> None:
@@ -91,6 +95,9 @@ def test_messages_to_the_engine_round_trip(message: frames.ToEngine) -> None:
         frames.Located(1, Place(7, 2)),
         frames.Described(2, (RECORD, RECORD)),
         frames.PrefixCacheReset(3, 9),
+        frames.LiveListed(4, (LiveRequest("id", 2, "preempted", 1.5, 7, 3, 4, 2, -1, "key-0123456789ab"),), 9),
+        frames.Changed(5, 2),
+        frames.StepDone((msgspec.structs.replace(DELTA, progress=PromptProgress(9, 4, 8, 0.25)),)),
         frames.Declined(4, frames.WireError.of(NotFound("no", param="id", code="request_not_found"))),
     ],
 )

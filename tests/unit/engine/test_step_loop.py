@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from octavo.engine import frames, process
+from octavo.engine.control import LiveRequest
 from octavo.engine.engine_request import EngineRequest
 from octavo.engine.info import EngineInfo, EngineStats
 from octavo.engine.step_times import StepTimes
@@ -32,6 +33,10 @@ class ScriptedEngine:
         self.num_idle_checks = 0
         self.num_rests = 0
         self.num_stores = 0
+        self.control = self
+
+    def live(self, limit: int) -> tuple[list[LiveRequest], int]:
+        return [LiveRequest("cmpl-1", 0, "preempted", 0.0, 7, 3, 2, 1, 0, "")], 5
 
     @property
     def info(self) -> EngineInfo:
@@ -158,7 +163,7 @@ def test_while_the_server_does_not_read_no_step_runs_but_aborts_are_taken(ends: 
 
 
 def test_a_refused_request_and_one_that_breaks_are_answered_each_alone(
-    ends: tuple[Server, socket.socket], capsys: pytest.CaptureFixture[str]
+    ends: tuple[Server, socket.socket], caplog: pytest.LogCaptureFixture
 ) -> None:
     server, theirs = ends
     engine, got = ScriptedEngine(), []
@@ -183,7 +188,7 @@ def test_a_refused_request_and_one_that_breaks_are_answered_each_alone(
     assert rejected["broken"].kind == "InternalError"
     assert "0x" not in rejected["broken"].message
     assert engine.added == ["good"]
-    assert capsys.readouterr().err.count("Traceback") == 1
+    assert caplog.text.count("Traceback") == 1
 
 
 def test_statistics_leave_before_the_outputs_that_end_an_answer(ends: tuple[Server, socket.socket]) -> None:
@@ -232,9 +237,10 @@ def test_the_accounts_are_checked_whenever_the_loop_has_nothing_to_do_not_only_a
     assert engine.num_rests == 0
 
 
-def test_requests_that_never_get_a_plan_end_the_engine(
-    ends: tuple[Server, socket.socket], monkeypatch: pytest.MonkeyPatch
+def test_requests_that_never_get_a_plan_end_the_engine_which_tells_its_state_first(
+    ends: tuple[Server, socket.socket], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """B18: requests waited, none ran, for ever."""
     _, theirs = ends
     monkeypatch.setattr(process, "STALL_LIMIT_SECONDS", 0.0)
     engine: Any = ScriptedEngine()
@@ -242,3 +248,4 @@ def test_requests_that_never_get_a_plan_end_the_engine(
     engine.script = [lambda: []] * 3
     with pytest.raises(Exception, match="nothing ran"):
         run(engine, frames.EngineChannel(theirs))
+    assert "of 5 requests: cmpl-1 preempted 7+3 tokens 2 blocks" in caplog.text

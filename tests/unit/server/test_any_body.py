@@ -114,6 +114,8 @@ GOOD: dict[str, Any] = {
     "min_tokens": st.integers(0, 3),
     "echo": st.booleans(),
     "stream": st.booleans(),
+    "timings": st.booleans(),
+    "return_progress": st.booleans(),
     "seed": st.integers(),
     "logit_bias": st.dictionaries(st.integers(0, 259).map(str), st.floats(-100, 100), max_size=3),
     "index": st.integers(0, 1),

@@ -38,6 +38,8 @@ def test_leaving_while_it_runs_aborts_at_the_next_step(path: str, body: dict[str
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_leaving_while_queued_drops_the_request_unrun(stream: bool) -> None:
+    """llama.cpp#27481, vllm PR#18485: a cancel before the first token, or the first schedule, raised or stuck."""
+
     async def go() -> None:
         async with site() as here:
             here.engine.hold()
@@ -136,6 +138,7 @@ def test_a_reader_that_takes_nothing_is_dropped() -> None:
 
 
 def test_the_queue_is_bounded_and_the_next_request_is_told_when_to_come_back() -> None:
+    """TGI#3241: a full queue made the server unhealthy, and somebody killed it."""
     from support.http_site import check_error
 
     async def go() -> None:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import logging
-
 import pytest
 
 from octavo.server.errors import MAX_MESSAGE_CHARS, public_message
-from octavo.server.logs import MAX_LINE_CHARS, LineFormatter, one_line
 
 pytestmark = pytest.mark.security("S22", "S23")
 
@@ -32,14 +29,3 @@ def test_a_message_for_clients_tells_nothing_of_the_inside(inside: str, outside:
 
 def test_messages_are_bounded() -> None:
     assert len(public_message("x" * 10**6)) == MAX_MESSAGE_CHARS
-
-
-def test_a_record_is_one_bounded_line_whatever_it_holds() -> None:
-    def line(message: str) -> str:
-        record = logging.LogRecord("octavo", logging.INFO, __file__, 1, "%s", (message,), None)
-        return LineFormatter().format(record)
-
-    assert "\n" not in line("a\r\n2026-01-01 INFO forged\x1b[2J\u2028")
-    assert len(line("x" * 10**7)) <= MAX_LINE_CHARS
-    assert one_line("abc", 3) == "abc"
-    assert one_line("abcd", 3) == "ab…"

@@ -6,7 +6,7 @@ Refuses nothing of its own. Invariant: everything that can be refused is refused
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,10 +23,12 @@ from octavo.server.generation import Generation
 from octavo.server.kv_quota import check_kv_share
 from octavo.server.openai.logprobs import TokenNames
 from octavo.server.openai.parse import UnknownNames
+from octavo.server.openai.receipts import progress_body, timings_body
 from octavo.server.openai.schemas import SamplingFields
 from octavo.server.openai.structured import grammar_of
 from octavo.server.state import Loaded, ServerState
 from octavo.server.streaming import EventStream, Started, ToChunks, events
+from octavo.server.visit import visit_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +48,11 @@ class Call:
         self.body = body
         self.request_id = _request_id(http, body.request_id)
         self.caller = Caller.of(http)
+        self._visit = visit_of(http.scope)
         self.model = self.loaded.check_model(body.model)
         self.names = TokenNames(self.loaded.tokenizer, as_ids=bool(body.return_tokens_as_token_ids))
+        if body.return_progress and not body.stream:
+            raise BadRequest("return_progress needs stream: true; set it, or leave it out", param="return_progress")
         self._kind = kind
         self.id = f"{prefix}-{new_request_id()}"  # ours and unguessable: it opens the record and forks of the call
         self._created = int(time.time())
@@ -69,7 +74,13 @@ class Call:
             self.request(number, own, number * num_samples, prompt_token_ids=tuple(prompt))
             for number, (prompt, own) in enumerate(zip(prompts, samplings, strict=True))
         ]
-        return Generation(self.loaded, requests, self.state.config.limits, self.state.metrics)
+        return self.seen(Generation(self.loaded, requests, self.state.config.limits, self.state.metrics))
+
+    def seen(self, generation: Generation) -> Generation:
+        """The same, known to whoever watches this request."""
+        if self._visit is not None:
+            self._visit.generations.append(generation)
+        return generation
 
     def request(
         self,
@@ -106,6 +117,7 @@ class Call:
             first_choice=first_choice,
             client_weight=terms.weight,
             kv_share=1.0 if terms.kv_share is None else terms.kv_share,
+            wants_progress=bool(body.return_progress),
         )
 
     def head(self, kind: str | None = None) -> dict[str, Any]:
@@ -124,11 +136,34 @@ class Call:
         return self.loaded.tokenizer.decode(token_ids, skip_special_tokens=False)
 
     def explanation(self, generation: Generation) -> dict[str, Any]:
-        """Why each prompt hit or missed the prefix cache, where the server was started to say so."""
+        """What the call went through, where it asks; why each prompt hit or missed the prefix cache, where the server
+        was started to say so."""
+        receipt = self.receipt(generation)
         if not self.state.config.explain_cache:
-            return {}
+            return receipt
         reports = sorted(generation.cache_reports.items())
-        return {"octavo": {"cache": [{"prompt": number} | cache_report(report) for number, report in reports]}}
+        cache = [{"prompt": number} | cache_report(report) for number, report in reports]
+        return receipt | {"octavo": {"cache": cache}}
+
+    def receipt(self, generation: Generation) -> dict[str, Any]:
+        """Once every request of the call ended."""
+        return {"timings": timings_body(generation.timings.values())} if self.body.timings else {}
+
+    def empty_choice(self, number: int) -> dict[str, Any]:
+        """Of a chunk that adds nothing to the answer to prompt `number`: clients look for a choice in each."""
+        index = number * (self.body.n or 1)
+        return {"index": index, "delta": {"content": ""}, "logprobs": None, "finish_reason": None}
+
+    def _with_progress(self, to_chunks: ToChunks) -> ToChunks:
+        """A chunk of its own for each step of a prompt."""
+
+        def chunks(number: int, delta: SequenceDelta) -> Iterator[dict[str, Any]]:
+            if delta.progress is not None:
+                yield {"choices": [self.empty_choice(number)], "prompt_progress": progress_body(delta.progress)}
+            if delta.progress is None or delta.token_ids or delta.finish_reason is not None:
+                yield from to_chunks(number, delta)
+
+        return chunks if self.body.return_progress else to_chunks
 
     def _explained(self, to_chunks: ToChunks) -> ToChunks:
         """Each prompt's explanation in the chunk that ends its last choice."""
@@ -148,11 +183,12 @@ class Call:
         content = events(
             steps,
             generation,
-            self._explained(to_chunks),
+            self._with_progress(self._explained(to_chunks)),
             head=self.head(kind),
             include_usage=bool(options and options.include_usage),
             continuous_usage=bool(options and options.continuous_usage_stats),
             request_id=self.request_id,
+            closing=lambda: self.receipt(generation),
         )
         return EventStream(content, steps, write_timeout_seconds=self.state.config.limits.write_timeout_seconds)
 

@@ -149,6 +149,9 @@ class CompletionCall(Call):
             if (choice := self._chunk(number, index, delta)) is not None:
                 yield {"choices": [choice]}
 
+    def empty_choice(self, number: int) -> dict[str, Any]:
+        return {"index": number * self._num_samples, "text": "", "logprobs": None, "finish_reason": None}
+
     def _chunk(self, number: int, index: int, delta: SequenceDelta) -> dict[str, Any] | None:
         is_first = index not in self._streams
         if is_first:

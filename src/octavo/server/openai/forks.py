@@ -26,7 +26,7 @@ from octavo.server.openai.schemas import Branch, BranchFields, ForkRequest
 
 _OF_THE_CALL = frozenset(
     {"model", "stream", "stream_options", "user", "safety_identifier", "prompt_cache_key", "priority"}
-    | {"return_token_ids", "return_tokens_as_token_ids", "request_id"}
+    | {"return_token_ids", "return_tokens_as_token_ids", "request_id", "timings", "return_progress"}
     | (ForkRequest.model_fields.keys() - BranchFields.model_fields.keys())  # id, index, num_tokens, branches
 )
 _LENGTHS = ("max_tokens", "max_completion_tokens")
@@ -105,13 +105,14 @@ class _ForkCall(CompletionCall):
         requests = [
             self.request(number, sampling, number, fork_of=self._point) for number, sampling in enumerate(samplings)
         ]
-        return Generation(
+        made = Generation(
             self.loaded,
             requests,
             self.state.config.limits,
             self.state.metrics,
             num_shared_tokens=found.num_prompt_tokens,
         )
+        return self.seen(made)
 
     def head(self, kind: str | None = None) -> dict[str, Any]:
         point = self._point

@@ -36,6 +36,41 @@ class UsageBody(Shape):
     prompt_tokens_details: PromptTokensDetails
 
 
+class CachedBySource(Shape):
+    device: int
+    ram: int
+    disk: int
+    other: int  # a chain of tiers
+
+
+class Timings(Shape):
+    """What a call went through, in milliseconds; receipts.py says what each is. llama.cpp's names from cache_n on."""
+
+    queued_ms: float
+    prefill_ms: float
+    first_token_ms: float
+    decode_ms: float
+    preempted_ms: float
+    preemptions: int
+    cached_tokens: CachedBySource
+    cache_n: int
+    prompt_n: int
+    prompt_ms: float
+    prompt_per_second: float | None
+    predicted_n: int
+    predicted_ms: float
+    predicted_per_second: float | None
+
+
+class Progress(Shape):
+    """How far a prompt is: of `total` tokens `processed` are done, of these `cache` were found."""
+
+    total: int
+    cache: int
+    processed: int
+    time_ms: float  # since its first step began
+
+
 class SchemaCheck(Shape):
     supported: bool
     kind: Literal["json_object", "json_schema", "regex", "choice", "grammar"]
@@ -129,6 +164,7 @@ class ChatCompletion(Shape):
     prompt_token_ids: list[int] | None = None
     prompt_text: str | None = None
     octavo: Explained | None = None
+    timings: Timings | None = None
 
 
 class FunctionDelta(Shape):
@@ -173,6 +209,8 @@ class ChatChunk(Shape):
     prompt_token_ids: list[int] | None = None
     prompt_text: str | None = None
     octavo: Explained | None = None
+    timings: Timings | None = None
+    prompt_progress: Progress | None = None
 
 
 class CompletionLogprobsBody(Shape):
@@ -204,6 +242,8 @@ class Completion(Shape):
     usage: UsageBody | None = None  # absent from a stream's chunks unless asked for
     service_tier: Literal["default"] | None = None
     octavo: Explained | None = None
+    timings: Timings | None = None
+    prompt_progress: Progress | None = None
 
 
 class ForkedFrom(Shape):
@@ -258,6 +298,40 @@ class RequestRecord(Shape):
     id: str
     object: Literal["request"]
     requests: list[RecordedRequest]
+
+
+class ListedRequest(Shape):
+    """One request of a call: a prompt or branch."""
+
+    id: str  # of the call, as its client sees it
+    index: int  # its first choice in the call
+    state: Literal["running", "preempted", "waiting"]
+    age_seconds: float
+    prompt_tokens: int
+    completion_tokens: int  # over all samples
+    blocks: int  # of the KV cache that it holds
+    priority: int
+    preemptions: int
+    client: str  # as in a request's record
+
+
+class RequestList(Shape):
+    object: Literal["list"]
+    data: list[ListedRequest]  # running ones, then preempted ones, then the queue
+    total: int
+
+
+class RequestCancelled(Shape):
+    id: str
+    object: Literal["request.cancelled"]
+    num_requests: int  # of the call, that were ended
+
+
+class RequestPriority(Shape):
+    id: str
+    object: Literal["request.priority"]
+    priority: int
+    num_requests: int
 
 
 class PrefixCacheReset(Shape):

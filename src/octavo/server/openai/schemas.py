@@ -181,6 +181,9 @@ class SamplingFields(FormFields):
     cache_salt: Annotated[str, Field(min_length=1)] | None = None  # its bytes are counted in convert.py
     priority: Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None = None  # lower first, under that policy
     user: Annotated[str, Field(max_length=MAX_USER_CHARS)] | None = None
+    timings: bool | None = None  # the answer, or a stream's last chunk, says what the call went through
+    timings_per_token: Any = neutral(False)
+    return_progress: bool | None = None  # the stream tells how far the prompt is, step by step
     safety_identifier: Annotated[str, Field(max_length=MAX_USER_CHARS)] | None = None  # the newer name of `user`
     prompt_cache_key: Annotated[str, Field(max_length=MAX_USER_CHARS)] | None = None  # a routing hint: one cache here
 
@@ -190,7 +193,6 @@ class SamplingFields(FormFields):
     logits_processors: Any = neutral([], reason="no request brings code of its own")
     kv_transfer_params: Any = neutral({}, reason="keys and values stay on the machine that computed them")
     vllm_xargs: Any = neutral({}, reason="there are no extensions that would read it")
-    return_progress: Any = neutral(False)
     metadata: Any = neutral({})
     store: Any = neutral(False)
     service_tier: Any = neutral("auto", "default")
@@ -339,6 +341,12 @@ class ChatRequest(SamplingFields, TemplateFields):
     audio: Any = neutral(reason="this server writes text only")
     prediction: Any = neutral(reason="nothing is predicted here")
     web_search_options: Any = neutral(reason="this server reaches no network")
+
+
+class PriorityRequest(Model):
+    """POST /v1/requests/{id}/priority"""
+
+    priority: Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)]  # lower runs first
 
 
 class TokenizeRequest(Model):
