@@ -27,7 +27,6 @@ TOO_MANY: list[tuple[tuple[str, ...], Any]] = [
     (("input",), [{"role": "user", "content": [{"type": "input_text", "text": "x"}] * 10_000}]),
     (("input",), [{"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}] * 1000),
     (("input",), MEGABYTE * 10),
-    (("metadata",), {str(n): "x" for n in range(10_000)}),
     (("include",), ["x"] * 10_000),
     (("previous_response_id",), MEGABYTE),
     (("system",), [{"type": "text", "text": "x"}] * 10_000),
@@ -109,9 +108,10 @@ def test_an_operators_own_limits_bind_every_route(limit: str, small: ServerProce
     good, bad, names = values[limit]
     with Attacker(small) as attacker, unharmed(small):
         for target, place in taking(*names):
-            if target.is_refused(place) or _is_switch(target, place):
+            if target.is_refused(place) or _is_switch(target, place) or place == "tool_choice.tools":
                 continue
-            more = {"logprobs": True} if place == "top_logprobs" else {}
+            needs_switch = place == "top_logprobs" and not target.path.startswith("/v1/responses")
+            more = {"logprobs": True} if needs_switch else {}
             stream = {"stream": False} if target.places("stream") else {}
             assert attacker.send(target, put(target.body() | more | stream, place, good)).status_code in (200, 404)
             message = check_refusal(attacker.send(target, put(target.body() | more | stream, place, bad)), 400)

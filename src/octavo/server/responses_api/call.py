@@ -18,7 +18,7 @@ from typing import Any, Final, Literal
 import msgspec
 from fastapi import Request
 
-from octavo.errors import QueueFull, RequestError
+from octavo.errors import BadRequest, QueueFull
 from octavo.outputs import SequenceDelta
 from octavo.server.errors import envelope_for
 from octavo.server.generation import Generation, Usage
@@ -213,4 +213,4 @@ def _code(error: Exception) -> str:
     """In OpenAI's words."""
     if isinstance(error, QueueFull):
         return "rate_limit_exceeded"
-    return "invalid_prompt" if isinstance(error, RequestError) else "server_error"
+    return "invalid_prompt" if isinstance(error, BadRequest) else "server_error"

@@ -222,7 +222,9 @@ def _add(item: Kept, turn: _Turn, limits: Limits) -> None:
         turn.content = _text(item["content"])
     else:
         if len(turn.calls) == limits.max_tool_calls:
-            raise _refusal(f"more than {limits.max_tool_calls} function_call items stand together; send fewer")
+            raise _refusal(
+                f"more than {limits.max_tool_calls} function_call items of the input stand together; send fewer"
+            )
         function = FunctionCall.model_construct(name=item["name"], arguments=item["arguments"])
         turn.calls.append(ToolCall.model_construct(id=item["call_id"], type="function", function=function))
 

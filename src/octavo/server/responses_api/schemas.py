@@ -183,7 +183,7 @@ class ResponsesRequest(SamplingFields, InputFields):
     echo: Any = neutral(False)
     include_reasoning: Any = neutral(True)
     prompt_logprobs: Any = neutral()
-    return_progress: Any = neutral(False)
+    return_progress: Any = neutral(False, reason="its events are OpenAI's alone")
     return_prompt_text: Any = neutral(False)
     return_token_ids: Any = neutral(False)
     chat_template: Any = neutral(reason="a template is code: it is the model's or the operator's")

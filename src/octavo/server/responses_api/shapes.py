@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from octavo.server.openai.responses import Explained, Shape, TokenLogprob
+from octavo.server.openai.responses import Explained, Shape, Timings, TokenLogprob
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 
@@ -174,6 +174,7 @@ class ResponseBody(Shape):
     truncation: Literal["auto", "disabled"]
     usage: ResponseUsage | None  # null until its end
     user: str | None
+    timings: Timings | None = None  # with `timings`, once it ended
     octavo: Explained | None = None
 
 

@@ -100,6 +100,20 @@ def test_an_answer_cut_by_its_bound_is_incomplete_and_says_why() -> None:
     run(go())
 
 
+def test_timings_come_where_they_are_asked_for() -> None:
+    async def go() -> None:
+        async with site(ServerConfig(explain_cache=True)) as here:
+            for got in (
+                await answer(here, timings=True),
+                joined(named_events(await ask(here, timings=True, stream=True))),
+            ):
+                assert got["timings"]["predicted_n"] == got["usage"]["output_tokens"]
+                assert got["octavo"]["cache"][0]["prompt_tokens"] == got["usage"]["input_tokens"]
+            assert "timings" not in await answer(here)
+
+    run(go())
+
+
 def test_an_empty_answer_is_a_message_without_text() -> None:
     def script(request: Any) -> Any:
         return [[SequenceDelta(request.request_id, 0, "", (257,), finish_reason="stop", num_prompt_tokens=3)]]
