@@ -46,6 +46,7 @@ NEEDED: dict[str, Any] = {
     "model": "fake",
     "max_tokens": 2,
     "schema": {"type": "integer"},
+    "priority": 1,
 }
 SHORT = {"max_tokens": 2, "max_completion_tokens": 2, "max_output_tokens": 2, "num_predict": 2}
 PARAMETERS = {"model": "fake", "call_id": "cmpl-1", "response_id": "resp_1", "request_id": "cmpl-1"}
