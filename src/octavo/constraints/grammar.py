@@ -1,5 +1,7 @@
 """Grammars over tokens, by llguidance: from what a client said (`GrammarSpec`) to a constraint of one sample.
 
+What it does not take of JSON schemas is rewritten first (`lowering.py`).
+
 Fails closed: what cannot be compiled whole is refused (BadRequest that names the keyword or place), and a grammar that
 grows too complex while an answer is drawn ends that answer with an error; no answer goes on unconstrained. Compiling is
 bounded by the library's own fuel and may be asked for by several threads; it lets Python's lock go. The compiled ones
@@ -9,14 +11,18 @@ are kept, least recently used last, so that a schema sent again costs nothing.
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
 
 from octavo.constraints.constraint import Bitmap, ConstraintError
+from octavo.constraints.lowering import BOUNDED_WHITESPACE, lowered, needs_lowering
+from octavo.constraints.schemas import Unsupported
 from octavo.errors import BadRequest
 from octavo.grammar_spec import MAX_CHOICES, GrammarSpec
 
@@ -24,8 +30,9 @@ if TYPE_CHECKING:
     from llguidance import LLParserLimits
 
 MAX_CACHED: Final = 128
-_BOUNDED_WHITESPACE: Final = r"[ \n\t]{1,64}"  # without a bound a model may write blanks until its tokens run out
+LARK_MARK: Final = "%llguidance"  # what begins so is no GBNF
 _MAX_MESSAGE_CHARS: Final = 300
+_SPECIAL_TOKEN: Final = re.compile(r"<\[[\d,^*\- ]+\]>")
 
 
 class TokenBytes(Protocol):
@@ -56,13 +63,53 @@ def _limits() -> LLParserLimits:
     )
 
 
-def check_grammar(spec: GrammarSpec) -> None:
-    """Compiles without a tokenizer. Raises BadRequest as `GrammarCompiler.compile` would."""
-    from llguidance import LLMatcher
+def check_grammar(spec: GrammarSpec) -> GrammarSpec:
+    """The grammar to be compiled: the same, or what it was rewritten to. Does all that compiling does, for a tokenizer
+    of bytes: what would take an engine too long takes too long here. Raises BadRequest as `GrammarCompiler.compile`
+    would."""
 
-    is_wrong, messages = LLMatcher.validate_grammar_with_warnings(_source(spec), None, limits=_limits())
-    if is_wrong:
-        raise _refusal(spec, messages[0])
+    def attempt(ready: GrammarSpec) -> str:
+        from llguidance import LLMatcher
+
+        source = _source(ready)
+        is_wrong, messages = LLMatcher.validate_grammar_with_warnings(source, None, limits=_limits())
+        if is_wrong:
+            return messages[0]
+        bytewise = LLMatcher(_byte_table(), _SPECIAL_TOKEN.sub("<[257]>", source), log_level=0, limits=_limits())
+        if not bytewise.is_error():
+            bytewise.compute_bitmask()
+        return ""
+
+    return _ready(spec, attempt)
+
+
+def _ready(spec: GrammarSpec, attempt: Callable[[GrammarSpec], str]) -> GrammarSpec:
+    """What `attempt` took: as it is or, where it cannot be, rewritten. It says what was wrong, nothing if nothing was.
+
+    Raises BadRequest.
+    """
+    ready, problem = spec, ""
+    if not needs_lowering(spec):
+        problem = attempt(spec)
+        if not problem:
+            return spec
+    try:
+        ready = lowered(spec)
+    except Unsupported as unsupported:
+        raise _refusal(spec, str(unsupported)) from None
+    except RecursionError:
+        raise _refusal(spec, "it nests too deeply") from None
+    if ready == spec:
+        raise _refusal(spec, problem or attempt(spec))
+    if lowered_problem := attempt(ready):
+        raise _refusal(spec, problem or lowered_problem)
+    return ready
+
+
+def _byte_table() -> Any:
+    from llguidance import LLTokenizer
+
+    return LLTokenizer("byte", slices=[])
 
 
 class GrammarCompiler:
@@ -94,7 +141,12 @@ class GrammarCompiler:
                 self._cached[spec] = compiled
                 while len(self._cached) > MAX_CACHED:
                     self._cached.popitem(last=False)
-        return Grammar(compiled.deep_copy())
+        return Grammar(compiled.deep_copy(), partial(self._forget, spec))
+
+    def _forget(self, spec: GrammarSpec) -> None:
+        """Copies share a lexer, and one that broke is broken for all of them: the next sample gets a new one."""
+        with self._lock:
+            self._cached.pop(spec, None)
 
     def _find(self, spec: GrammarSpec) -> Any:
         with self._lock:
@@ -105,10 +157,14 @@ class GrammarCompiler:
     def _compile(self, spec: GrammarSpec) -> Any:
         from llguidance import LLMatcher
 
-        source = _source(spec)
-        compiled = LLMatcher(self._token_table(), source, log_level=0, limits=_limits())
-        if compiled.is_error():
-            raise _refusal(spec, compiled.get_error())
+        compiled: Any = None
+
+        def attempt(ready: GrammarSpec) -> str:
+            nonlocal compiled
+            compiled = LLMatcher(self._token_table(), _source(ready), log_level=0, limits=_limits())
+            return compiled.get_error() if compiled.is_error() else ""
+
+        _ready(spec, attempt)
         return compiled
 
     def _token_table(self) -> Any:
@@ -124,8 +180,10 @@ class GrammarCompiler:
 class Grammar:
     """A `Constraint`: one sample's place in a grammar."""
 
-    def __init__(self, matcher: Any) -> None:
+    def __init__(self, matcher: Any, on_break: Callable[[], None] = lambda: None) -> None:
+        """`on_break` is called where the grammar cannot go on."""
         self._matcher = matcher
+        self._on_break = on_break
         self.is_over = False
 
     def narrow(self, bitmap: Bitmap) -> None:
@@ -143,6 +201,7 @@ class Grammar:
 
     def _check(self) -> None:
         if self._matcher.is_error():
+            self._on_break()
             raise ConstraintError(f"the grammar cannot go on: {_short(self._matcher.get_error())}")
 
 
@@ -169,7 +228,7 @@ def _source(spec: GrammarSpec) -> str:
         case "json_object" | "json_schema":
             options: Any = {"whitespace_flexible": False}
             if spec.whitespace == "bounded":
-                options = {"whitespace_pattern": _BOUNDED_WHITESPACE}
+                options = {"whitespace_pattern": BOUNDED_WHITESPACE}
             schema = spec.source if spec.kind == "json_schema" else '{"type":"object"}'
             try:
                 return LLMatcher.grammar_from_json_schema(schema, overrides=options)
@@ -198,7 +257,7 @@ def _choice(spec: GrammarSpec) -> str:
 
 
 def _lark(spec: GrammarSpec) -> str:
-    if "::=" not in spec.source:
+    if "::=" not in spec.source or spec.source.startswith(LARK_MARK):
         return spec.source
     from llguidance.gbnf_to_lark import any_to_lark
 

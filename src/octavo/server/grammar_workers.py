@@ -1,13 +1,16 @@
 """Says whether a grammar can be compiled, outside the server's process and before a request enters the engine.
 
-Refuses (BadRequest that names the keyword) what cannot be compiled or takes longer than its deadline. Verdicts
-are kept, least recently asked last, so that a schema sent with every request costs a look-up.
+Schemas are rewritten there too, where llguidance does not take them as they are. Refuses (BadRequest that names the
+keyword) what cannot be compiled or takes longer than its deadline. Verdicts are kept, least recently asked last, so
+that a schema sent with every request costs a look-up.
 """
 
 from __future__ import annotations
 
 import math
 from collections import OrderedDict
+from dataclasses import replace
+from typing import NamedTuple
 
 from octavo.errors import BadRequest
 from octavo.grammar_spec import GrammarSpec
@@ -17,6 +20,11 @@ from octavo.server.worker_pool import WorkerPool
 
 _MAX_VERDICTS = 1024
 _MAX_VERDICT_BYTES = 16 * 2**20  # of the sources that verdicts are about
+
+
+class _Verdict(NamedTuple):
+    refusal: str
+    source: str  # of the grammar that it was rewritten to
 
 
 class GrammarWorkers:
@@ -34,33 +42,34 @@ class GrammarWorkers:
         self._pool = WorkerPool(
             setup, num_workers=limits.num_grammar_workers, timeout_seconds=limits.grammar_timeout_seconds
         )
-        self._verdicts: OrderedDict[GrammarSpec, str] = OrderedDict()
+        self._verdicts: OrderedDict[GrammarSpec, _Verdict] = OrderedDict()
         self._num_bytes = 0
 
-    async def check(self, spec: GrammarSpec) -> None:
+    async def check(self, spec: GrammarSpec) -> GrammarSpec:
         """Raises BadRequest."""
-        refusal = self._verdicts.get(spec)
-        if refusal is None:
+        verdict = self._verdicts.get(spec)
+        if verdict is None:
             answer = await self._pool.ask(
                 frames.CheckGrammar(spec),
                 what=f"compiling the {spec.kind.replace('_', ' ')}",
                 advice="make it simpler",
                 param=spec.param,
             )
-            refusal = answer.message if isinstance(answer, frames.Refused) else ""
-            self._keep(spec, refusal)
+            verdict = _Verdict(answer.message, "") if isinstance(answer, frames.Refused) else _Verdict("", answer.text)
+            self._keep(spec, verdict)
         else:
             self._verdicts.move_to_end(spec)
-        if refusal:
-            raise BadRequest(refusal, param=spec.param, code="invalid_grammar")
+        if verdict.refusal:
+            raise BadRequest(verdict.refusal, param=spec.param, code="invalid_grammar")
+        return replace(spec, kind="grammar", source=verdict.source) if verdict.source else spec
 
     async def close(self) -> None:
         await self._pool.close()
 
-    def _keep(self, spec: GrammarSpec, refusal: str) -> None:
+    def _keep(self, spec: GrammarSpec, verdict: _Verdict) -> None:
         if spec not in self._verdicts:
-            self._num_bytes += len(spec.source)
-        self._verdicts[spec] = refusal
+            self._num_bytes += len(spec.source) + len(verdict.source)
+        self._verdicts[spec] = verdict
         while len(self._verdicts) > _MAX_VERDICTS or self._num_bytes > _MAX_VERDICT_BYTES:
-            oldest, _ = self._verdicts.popitem(last=False)
-            self._num_bytes -= len(oldest.source)
+            oldest, gone = self._verdicts.popitem(last=False)
+            self._num_bytes -= len(oldest.source) + len(gone.source)

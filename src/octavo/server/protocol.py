@@ -71,8 +71,11 @@ class TemplateLike(Protocol):
 
 
 class GrammarChecker(Protocol):
-    async def check(self, spec: GrammarSpec) -> None:
-        """Raises BadRequest when it cannot be compiled within the limits."""
+    async def check(self, spec: GrammarSpec) -> GrammarSpec:
+        """What an engine is to compile: the same, or what it was rewritten to.
+
+        Raises BadRequest when it cannot be compiled within the limits.
+        """
 
     async def close(self) -> None: ...
 

@@ -36,7 +36,7 @@ class CheckGrammar(msgspec.Struct, frozen=True, tag="grammar"):
 
 
 class Rendered(msgspec.Struct, frozen=True, tag="rendered"):
-    text: str  # empty in answer to anything but Render
+    text: str  # to Render: the prompt; to CheckGrammar: the grammar that it was rewritten to, empty if it was not
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused"):

@@ -36,8 +36,8 @@ class Worker:
             if isinstance(message, frames.CheckGrammar):
                 from octavo.constraints.grammar import check_grammar  # here: a worker that renders is ready sooner
 
-                check_grammar(message.spec)
-                return frames.Rendered("")
+                ready = check_grammar(message.spec)
+                return frames.Rendered("" if ready == message.spec else ready.source)
             return self._render(message)
         except OctavoError as error:
             return frames.Refused(error.message)

@@ -60,9 +60,7 @@ class Call:
     async def grammar(self) -> GrammarSpec | None:
         """What the answer must look like; it can be compiled. Raises BadRequest."""
         spec = grammar_of(self.body, self.state.config.limits)
-        if spec is not None:
-            await self.loaded.grammars.check(spec)
-        return spec
+        return None if spec is None else await self.loaded.grammars.check(spec)
 
     def generation(
         self, prompts: Sequence[Sequence[int]], sampling: SamplingParams | Sequence[SamplingParams]

@@ -93,7 +93,7 @@ async def start_read(call: Call, body: ChatRequest) -> Conversation:
     truncation = Truncation.of(body.truncate_prompt_tokens, body.truncation_side, loaded.info, max_tokens)
     prompt = await prompt_of(loaded, body, asked, truncation)
     is_thinking = _is_thinking(loaded, body, prompt)
-    if asked is not None and asked.must_call:
+    if asked is not None and asked.is_held:
         grammar = await enforced(asked, loaded, call.state.config.limits, is_thinking=is_thinking)
     sampling = chat_sampling(body, grammar)
     readers: Readers | None = None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ from octavo.server.openai.schemas import ChatRequest, NamedToolChoice, Tool
 from octavo.server.openai.structured import check_size, schema_spec
 from octavo.server.state import Loaded
 from octavo.server.tools.grammars import of_calls
+from octavo.server.tools.held import of_answers
 from octavo.server.tools.speech import Speech
 
 _NAME = re.compile(r"[A-Za-z0-9_.:/-]+")
@@ -33,6 +34,16 @@ class Asked:
     must_call: bool
     name: str | None  # the one that must be called
     max_calls: int | None
+
+    @property
+    def strict(self) -> Collection[str]:
+        """Names of tools whose calls are held to their schemas, also where none must be made."""
+        return [tool.function.name for tool in self.tools if tool.function.strict]
+
+    @property
+    def is_held(self) -> bool:
+        """The answer has a grammar."""
+        return self.must_call or bool(self.strict)
 
     @property
     def schemas(self) -> dict[str, Mapping[str, Any]]:
@@ -78,18 +89,26 @@ def asked_of(body: ChatRequest, limits: Limits, *, has_form: bool) -> Asked | No
 
 
 async def enforced(asked: Asked, loaded: Loaded, limits: Limits, *, is_thinking: bool) -> GrammarSpec:
-    """The form of an answer that must call. Raises BadRequest that names the tool whose schema cannot be enforced."""
-    schemas = {name: schema for name, schema in asked.schemas.items() if asked.name in (None, name)}
-    special_ids = {text: token_id for token_id, text in loaded.tokenizer.special_tokens.items()}
-    source = of_calls(loaded.speech, schemas, special_ids, is_thinking=is_thinking, max_calls=asked.max_calls)
+    """The form of an answer that must call, or whose calls are held to their tools' schemas.
+
+    Raises BadRequest that names the tool whose schema cannot be enforced.
+    """
+    speech, special_ids = loaded.speech, {text: token_id for token_id, text in loaded.tokenizer.special_tokens.items()}
+    if asked.must_call:
+        schemas = {name: schema for name, schema in asked.schemas.items() if asked.name in (None, name)}
+        source = of_calls(speech, schemas, special_ids, is_thinking=is_thinking, max_calls=asked.max_calls)
+    else:
+        schemas = {name: schema for name, schema in asked.schemas.items() if name in asked.strict}
+        source = of_answers(
+            speech, asked.schemas, schemas, special_ids, is_thinking=is_thinking, max_calls=asked.max_calls
+        )
     spec = GrammarSpec("grammar", source, param="tools")
     check_size(spec, limits)
     try:
-        await loaded.grammars.check(spec)
+        return await loaded.grammars.check(spec)
     except BadRequest:
         await _check_each(schemas, loaded, limits)
         raise  # each could be, all together cannot
-    return spec
 
 
 async def _check_each(schemas: Mapping[str, Mapping[str, Any]], loaded: Loaded, limits: Limits) -> None:

@@ -7,19 +7,18 @@ write arguments one by one (pythonic, qwen3_coder), anything of a schema that is
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from octavo.errors import BadRequest
 from octavo.server.tools.dialects import DS_CALL, DS_CALL_END, DS_CALLS, DS_CALLS_END, DS_SEP
+from octavo.server.tools.rules import Rules
 from octavo.server.tools.speech import Speech
 from octavo.server.tools.xml_call import is_text
 
 MAX_CALLS: Final = 64  # that an enforced answer may make
-_SPACED = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _OBJECT_KEYS = frozenset(
     {"type", "properties", "required", "additionalProperties", "description", "title"}
     | {"$schema", "$defs", "definitions", "$id", "strict", "examples", "default"}
@@ -41,14 +40,14 @@ class Frame:
     is_single: bool = False
 
 
-_OBJECT = '{"name": "{name}", "arguments": {args}}'
-_FRAMES: Final[Mapping[str, Frame]] = {
-    "hermes": Frame(f"<tool_call>\n{_OBJECT}\n</tool_call>", between="\n"),
+OBJECT: Final = '{"name": "{name}", "arguments": {args}}'
+FRAMES: Final[Mapping[str, Frame]] = {
+    "hermes": Frame(f"<tool_call>\n{OBJECT}\n</tool_call>", between="\n"),
     "llama3_json": Frame('{"name": "{name}", "parameters": {args}}', between="; "),
     "pythonic": Frame("{name}({args})", "[", ", ", "]"),
-    "mistral": Frame(_OBJECT, "[TOOL_CALLS][", ", ", "]"),
-    "granite": Frame(_OBJECT, "<|tool_call|>[", ", ", "]"),
-    "phi4_mini_json": Frame(_OBJECT, "<|tool_call|>[", ", ", "]<|/tool_call|>"),
+    "mistral": Frame(OBJECT, "[TOOL_CALLS][", ", ", "]"),
+    "granite": Frame(OBJECT, "<|tool_call|>[", ", ", "]"),
+    "phi4_mini_json": Frame(OBJECT, "<|tool_call|>[", ", ", "]<|/tool_call|>"),
     "deepseek_v3": Frame(
         f"{DS_CALL}function{DS_SEP}{{name}}\n```json\n{{args}}\n```{DS_CALL_END}", DS_CALLS, "\n", DS_CALLS_END
     ),
@@ -65,27 +64,43 @@ def of_calls(
 
     Raises BadRequest.
     """
-    made = _Grammar(special_ids)
-    frame = _FRAMES[speech.dialect.name]
-    writers: Mapping[str, Callable[[_Grammar, str, Mapping[str, Any]], str]] = {
-        "pythonic": _keywords,
-        "qwen3_coder": _parameters,
-    }
-    write = writers.get(speech.dialect.name, _whole)
-    calls = [made.rule("call", _call(made, frame, name, write(made, name, schema))) for name, schema in schemas.items()]
-    call = made.rule("calls", " | ".join(calls))
-    most = 1 if frame.is_single else min(max_calls or MAX_CALLS, MAX_CALLS)
-    more = f"({made.text(frame.between)} {call}){{0,{most - 1}}}" if most > 1 else ""
+    made = Rules(special_ids)
+    frame = FRAMES[speech.dialect.name]
     lead = _reasoning(made, speech, is_thinking=is_thinking)
-    return made.source(f"{lead} {made.text(frame.begin)} {call} {more} {made.text(frame.end)}")
+    arguments = {name: written_arguments(made, speech.dialect.name, name, schema) for name, schema in schemas.items()}
+    return made.source(f"{lead} {framed(made, frame, arguments, max_calls=max_calls)}")
 
 
-def _call(made: _Grammar, frame: Frame, name: str, arguments: str) -> str:
-    before, after = frame.call.split("{args}")
-    return f"{made.text(before.replace('{name}', name))} {arguments} {made.text(after)}"
+def written_arguments(made: Rules, dialect: str, name: str, schema: Mapping[str, Any]) -> str:
+    """What stands for `{args}` in a frame of the dialect. Raises BadRequest."""
+    match dialect:
+        case "pythonic":
+            return _keywords(made, name, schema)
+        case "qwen3_coder":
+            return _parameters(made, name, schema)
+        case _:
+            return made.json(schema)
 
 
-def _reasoning(made: _Grammar, speech: Speech, *, is_thinking: bool) -> str:
+def framed(made: Rules, frame: Frame, arguments: Mapping[str, str], *, max_calls: int | None, opener: str = "") -> str:
+    """Calls in their frame, one at least. `opener`: what was written of it already. `arguments`: by the tool's name."""
+    begin, each = frame.begin, frame.call
+    if opener and begin:
+        begin = begin.removeprefix(opener)
+    elif opener:
+        each = each.removeprefix(opener)
+    before, after = each.split("{args}")
+    calls = [
+        made.rule("call", f"{made.text(before.replace('{name}', name))} {written} {made.text(after)}")
+        for name, written in arguments.items()
+    ]
+    call = made.rule("calls", " | ".join(calls))
+    most = 1 if frame.is_single or (opener and not frame.begin) else min(max_calls or MAX_CALLS, MAX_CALLS)
+    more = f"({made.text(frame.between)} {call}){{0,{most - 1}}}" if most > 1 else ""
+    return f"{made.text(begin)} {call} {more} {made.text(frame.end)}"
+
+
+def _reasoning(made: Rules, speech: Speech, *, is_thinking: bool) -> str:
     """What the model thinks before it calls: not asked for, but where the prompt began it it must end."""
     if speech.has_channels:
         thought = made.until("<|end|>")
@@ -96,11 +111,7 @@ def _reasoning(made: _Grammar, speech: Speech, *, is_thinking: bool) -> str:
     return f"{made.until(speech.block.end)} {made.text(chr(10) * 2)}"
 
 
-def _whole(made: _Grammar, _: str, schema: Mapping[str, Any]) -> str:
-    return made.json(schema)
-
-
-def _keywords(made: _Grammar, name: str, schema: Mapping[str, Any]) -> str:
+def _keywords(made: Rules, name: str, schema: Mapping[str, Any]) -> str:
     """`a=1, b="x"`: those that are needed first, then any of the others in their order."""
     items: list[tuple[str, bool]] = []
     for key, value, is_needed in _properties(name, schema, "pythonic"):
@@ -110,7 +121,7 @@ def _keywords(made: _Grammar, name: str, schema: Mapping[str, Any]) -> str:
     return _listed(made, items, ", ")
 
 
-def _parameters(made: _Grammar, name: str, schema: Mapping[str, Any]) -> str:
+def _parameters(made: Rules, name: str, schema: Mapping[str, Any]) -> str:
     found: list[str] = []
     for key, value, is_needed in _properties(name, schema, "qwen3_coder"):
         if not re.fullmatch(r"[^<>\s]+", key):
@@ -124,7 +135,7 @@ def _parameters(made: _Grammar, name: str, schema: Mapping[str, Any]) -> str:
     return " ".join(found)
 
 
-def _raw_text(made: _Grammar, name: str, key: str, schema: Mapping[str, Any]) -> str:
+def _raw_text(made: Rules, name: str, key: str, schema: Mapping[str, Any]) -> str:
     if unknown := sorted(schema.keys() - _TEXT_KEYS):
         raise _refusal(
             name, f"{unknown[0]!r} of the property {key[:64]!r} cannot be enforced where text is written raw"
@@ -155,7 +166,7 @@ def _properties(name: str, schema: Mapping[str, Any], dialect: str) -> list[tupl
     return found
 
 
-def _listed(made: _Grammar, items: Sequence[tuple[str, bool]], separator: str) -> str:
+def _listed(made: Rules, items: Sequence[tuple[str, bool]], separator: str) -> str:
     """Needed items, then optional ones, with the separator only between two that are there."""
     lead = made.text(separator)
     needed = f" {lead} ".join(item for item, is_needed in items if is_needed)
@@ -169,52 +180,3 @@ def _listed(made: _Grammar, items: Sequence[tuple[str, bool]], separator: str) -
 
 def _refusal(name: str, problem: str) -> BadRequest:
     return BadRequest(f"the tool {name[:64]!r} cannot be enforced: {problem}", param="tools", code="invalid_grammar")
-
-
-class _Grammar:
-    """Rules so far."""
-
-    def __init__(self, special_ids: Mapping[str, int]) -> None:
-        self._special_ids = special_ids
-        spelled = sorted((text for text in special_ids if text), key=len, reverse=True)
-        self._special = re.compile("(" + "|".join(map(re.escape, spelled)) + ")") if spelled else None
-        self._rules: list[str] = []
-        self._by_body: dict[str, str] = {}
-
-    def rule(self, kind: str, body: str) -> str:
-        """Its name; equal bodies are one rule."""
-        key = f"{kind}: {body}"
-        if key not in self._by_body:
-            self._by_body[key] = f"{kind}_{len(self._rules)}"
-            self._rules.append(f"{self._by_body[key]}: {body}")
-        return self._by_body[key]
-
-    def text(self, text: str) -> str:
-        """Exactly this."""
-        parts = self._special.split(text) if self._special else [text]
-        return " ".join(
-            f"<[{self._special_ids[part]}]>" if part in self._special_ids else json.dumps(part, ensure_ascii=False)
-            for part in parts
-            if part
-        )
-
-    def json(self, schema: Any) -> str:
-        if isinstance(schema, bool):
-            schema = {} if schema else {"not": {}}
-        return self.rule("json", f"%json {json.dumps({**schema, 'x-guidance': _SPACED}, ensure_ascii=False)}")
-
-    def until(self, marker: str) -> str:
-        """Any text up to the marker and with it."""
-        if marker in self._special_ids:
-            if "ANY: /(?s:.*)/" not in self._rules:
-                self._rules.append("ANY: /(?s:.*)/")
-            return f"ANY <[{self._special_ids[marker]}]>"
-        escaped = re.sub(r"([][\\/|(){}.*+?^$])", r"\\\1", marker).replace("\n", r"\n")
-        key = f"until {marker}"
-        if key not in self._by_body:
-            self._by_body[key] = f"until_{len(self._rules)}"
-            self._rules.append(f"{self._by_body[key]}[lazy]: /(?s:.*){escaped}/")
-        return self._by_body[key]
-
-    def source(self, start: str) -> str:
-        return "\n".join([f"start: {start}", *self._rules])
