@@ -22,7 +22,7 @@ from octavo.loading.fake_tokenizer import FakeTokenizer
 
 EOS = 257
 IN_PLACE = ("allOf", "anyOf", "oneOf", "not", "if", "then", "else", "dependentSchemas")
-INSIDE = ("additionalProperties", "patternProperties", "items", "contains", "unevaluatedProperties")
+INSIDE = {str: ("additionalProperties", "patternProperties", "unevaluatedProperties"), int: ("items", "contains")}
 
 
 def compiler() -> GrammarCompiler:
@@ -93,9 +93,21 @@ def _below(document: Document, literals: Literals, key: str | int) -> Literals:
                 for place, child in children({keyword: value}):
                     if keyword in IN_PLACE:
                         pending.append(document.child(node, child, place))
-                    elif keyword in INSIDE or place in (f"/properties/{key}", f"/prefixItems/{key}"):
+                    elif keyword in INSIDE[type(key)] or place in (f"/properties/{key}", f"/prefixItems/{key}"):
                         found[Literal(document.child(node, child, place), True)] = None
     return tuple(found)
+
+
+def read_once(text: bytes) -> Any:
+    """The value, or KeyError where an object has a name twice: what a grammar cannot rule out of names it does not know."""
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        made = dict(pairs)
+        if len(made) != len(pairs):
+            raise KeyError
+        return made
+
+    return json.loads(text.decode("utf-8", "replace"), object_pairs_hook=unique)
 
 
 def walked(grammar: Grammar, choose: random.Random, max_tokens: int = 2000) -> bytes | None:

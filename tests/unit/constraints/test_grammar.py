@@ -98,8 +98,12 @@ def test_a_token_that_was_ruled_out_breaks_the_sample_for_good() -> None:
 @pytest.mark.parametrize(
     ("spec", "named"),
     [
-        (schema({"not": {"type": "string"}}), "not"),
-        (schema({"type": "array", "uniqueItems": True}), "uniqueItems"),
+        (schema({"not": {"type": "array", "uniqueItems": True}}), '"uniqueItems"'),
+        (schema({"type": "array", "uniqueItems": True}), '"uniqueItems"'),
+        (schema({"properties": {"a": {"not": {"multipleOf": 3}}}}), '"multipleOf"'),
+        (schema({"not": {}}), "nothing satisfies the schema"),
+        (schema({"type": "integer", "multipleOf": 123457, "not": {"const": 0}}), '"multipleOf"'),
+        (schema({"if": {"$ref": "#"}, "then": False}), '"\\$ref"'),
         (schema({"type": "strin"}), "strin"),
         (schema({"$ref": "http://example.com/schema"}), "example.com"),
         (schema({"type": "string", "pattern": "(?=a)b"}), "look-around"),
@@ -132,6 +136,39 @@ def test_a_compiled_grammar_is_kept_and_the_least_recently_used_goes(monkeypatch
     assert made.num_compiled == 3
     assert made.is_cached(first)
     assert not made.is_cached(second)
+
+
+def test_a_grammar_that_broke_is_not_kept() -> None:
+    made, spec = compiler(), GrammarSpec("regex", "[0-9]+")
+    grammar = made.compile(spec)
+    with pytest.raises(ConstraintError):
+        grammar.accept(ord("x"))
+    assert not made.is_cached(spec)
+    assert allowed(made.compile(spec)) == set(b"0123456789")
+
+
+def test_what_is_checked_is_what_is_compiled() -> None:
+    for spec in (schema({"not": {"const": 1}}), schema(PERSON), GrammarSpec("choice", '["a"]')):
+        ready = check_grammar(spec)
+        assert (ready == spec) is (spec.kind == "choice" or "not" not in spec.source)
+        made = compiler()
+        made.compile(ready)
+        assert check_grammar(ready) == ready
+
+
+def test_a_schema_within_a_grammar_is_rewritten_where_no_blanks_may_stand() -> None:
+    body = {"not": {"const": 1}, "type": "integer", "x-guidance": {"whitespace_flexible": False}}
+    spec = GrammarSpec("grammar", f'start: "<" number ">"\nnumber: %json {json.dumps(body)}')
+    assert follows(spec, "<12>")
+    assert not follows(spec, "<1>")
+    refused = GrammarSpec("grammar", spec.source.replace('"x-guidance": {"whitespace_flexible": false}', '"x": 1'))
+    with pytest.raises(BadRequest, match="not"):
+        check_grammar(refused)
+
+
+def test_a_grammar_marked_as_larks_may_hold_what_gbnf_is_known_by() -> None:
+    spec = GrammarSpec("grammar", '%llguidance {}\nstart: "a ::= b"')
+    assert follows(spec, "a ::= b")
 
 
 def test_samples_of_one_grammar_have_places_of_their_own() -> None:

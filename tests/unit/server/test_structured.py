@@ -113,6 +113,8 @@ def test_a_schema_can_be_checked_beforehand() -> None:
                 ({"schema": {}}, True),
                 ({"schema": False}, False),
                 ({"schema": {"not": {}}}, False),
+                ({"schema": {"not": {"type": "string"}}}, True),
+                ({"schema": {"uniqueItems": True}}, False),
                 ({"structured_outputs": {"regex": "a+"}}, True),
                 ({"structured_outputs": {"regex": "(?=a)b"}}, False),
                 ({"response_format": {"type": "json_object"}}, True),

@@ -363,6 +363,51 @@ def test_a_schema_that_cannot_be_enforced_is_refused_with_its_tool(choice: Any) 
     run(go())
 
 
+def strictly(tool: dict[str, Any]) -> dict[str, Any]:
+    return tool | {"function": tool["function"] | {"strict": True}}
+
+
+def test_calls_of_a_strict_tool_are_held_where_none_must_be_made() -> None:
+    """The fake model, pushed to begin with a brace: what follows is a call, or anything where nothing is strict."""
+
+    async def go() -> None:
+        config = ServerConfig(tool_call_parser="llama3_json")
+        async with site(config, max_model_len=4096) as here:
+            asked = {"n": 2, "temperature": 1, "seed": 5, "max_tokens": 400, "logit_bias": {str(ord("{")): 100}}
+            for tools in ([strictly(SMALL)], [strictly(SMALL), WEATHER]):
+                for choice in await both(here, **asked, tools=tools, parallel_tool_calls=False):
+                    assert choice["message"].get("tool_calls")
+                    for name, arguments in calls_of(choice):
+                        if name == "pick":
+                            assert arguments["kind"] in ("cat", "dog")
+                            assert isinstance(arguments["old"], bool)
+            for choice in await both(here, **asked, tools=[SMALL]):
+                assert "tool_calls" not in choice["message"]
+
+    run(go())
+
+
+def test_a_strict_tool_that_cannot_be_held_is_refused_by_name() -> None:
+    unique = {"properties": {"a": {"uniqueItems": True}}}
+    texts = {"type": "object", "properties": {"a": {"type": "string", "pattern": "x"}}}
+
+    async def go() -> None:
+        for schema, parser, words in ((unique, "hermes", '"uniqueItems"'), (texts, "qwen3_coder", "'pattern'")):
+            tool = {"type": "function", "function": {"name": "odd", "parameters": schema}}
+            engine = says("ok")
+            async with site(ServerConfig(tool_call_parser=parser), engine=engine) as here:
+                for stream in (False, True):
+                    error = check_error(await here.chat(tools=[WEATHER, strictly(tool)], stream=stream), 400)
+                    assert error["param"] == "tools"
+                    assert "'odd'" in error["message"]
+                    assert words in error["message"]
+                assert not engine.requests
+                assert (await here.chat(tools=[WEATHER, tool])).status_code == 200
+                assert engine.requests[0].sampling.grammar is None
+
+    run(go())
+
+
 REFUSED: Sequence[tuple[dict[str, Any], str, str]] = [
     ({"tool_choice": "required"}, "tool_choice", "there are no tools"),
     ({"tools": [WEATHER], "tool_choice": "some"}, "tool_choice", "must be"),

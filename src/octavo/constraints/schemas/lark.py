@@ -141,6 +141,8 @@ class Lark:
 
         def meant(symbol: Symbol) -> Symbols:
             if isinstance(symbol, Repeated):
+                if symbol.most == 0:
+                    return ()
                 return (
                     Repeated(tuple(each for one in symbol.symbols for each in meant(one)), symbol.least, symbol.most),
                 )

@@ -12,7 +12,9 @@ from typing import Any, Final
 MAX_DIGITS: Final = 64  # of a bound that is written out
 ANY: Final = r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?"
 WHOLE: Final = r"-?(0|[1-9][0-9]*)"
-BROKEN: Final = r"-?(0|[1-9][0-9]*)\.[0-9]*[1-9][0-9]*"  # not whole
+BROKEN: Final = (  # not whole, nor next to a whole number: read as doubles they must not become one
+    r"-?(0|[1-9][0-9]{0,7})\.([1-8][0-9]*|0[0-9]{0,5}[1-9][0-9]*|9[0-9]{0,5}[0-8][0-9]*|9[0-9]{0,6})"
+)
 PLAIN: Final = r"-?(0|[1-9][0-9]*)(\.[0-9]+)?"
 _FRACTION: Final = r"(\.[0-9]+)?"
 

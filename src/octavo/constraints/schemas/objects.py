@@ -36,9 +36,8 @@ class _Region:
 
 
 def object_options(writer: Writer, case: ObjectCase, order: Sequence[str]) -> list[Symbols]:
-    """`order`: of the names, those that are known and others."""
-    names = [name for name in order if name in case.known]
-    names += sorted(case.known.difference(names))
+    """`order`: of the names that the schema speaks of anywhere; the same in all cases of a place."""
+    names = [*order, *sorted(case.known.difference(order))]
     inside = _Object(writer, case, names).inside()
     return [(text("{"), *each, text("}")) for each in inside]
 
@@ -193,7 +192,7 @@ class _Object:
         for matched in [frozenset[str]()] if are_all else [region.matched for region in regions]:
             for base in bases:
                 if base.values is not None:
-                    values = [each for each in base.values if each not in self._case.known]
+                    values = [each for each in base.values if each not in self._names]
                     if not are_all:
                         values = [each for each in values if _matches(each, patterns) == matched]
                     found += [text(quoted_text(each)) for each in values]

@@ -14,7 +14,7 @@ from octavo.server.generation import until_disconnect
 from octavo.server.openai.call import Routes
 from octavo.server.openai.parse import read
 from octavo.server.openai.schemas import SchemaCheckRequest
-from octavo.server.openai.structured import check_size, grammar_of, schema_spec
+from octavo.server.openai.structured import check_size, grammar_of, schema_form
 
 
 async def check_schema(routes: Routes, http: Request) -> Response:
@@ -30,8 +30,9 @@ async def _answer(routes: Routes, http: Request) -> Response:
     if (spec is None) == (body.schema_ is None):
         raise BadRequest("send one form to check: schema, response_format or structured_outputs", param="schema")
     if body.schema_ is not None:
-        spec = schema_spec(body.schema_, "schema")
-        check_size(spec, limits)
+        form = schema_form(body.schema_, "schema")
+        check_size(form, limits)
+        spec = form.spec
     assert spec is not None
     try:
         await loaded.grammars.check(spec)

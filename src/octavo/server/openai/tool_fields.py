@@ -16,7 +16,7 @@ from octavo.errors import BadRequest
 from octavo.grammar_spec import GrammarSpec
 from octavo.server.limits import Limits
 from octavo.server.openai.schemas import ChatRequest, NamedToolChoice, Tool
-from octavo.server.openai.structured import check_size, schema_spec
+from octavo.server.openai.structured import Form, check_size, schema_form
 from octavo.server.state import Loaded
 from octavo.server.tools.grammars import of_calls
 from octavo.server.tools.held import of_answers
@@ -103,7 +103,7 @@ async def enforced(asked: Asked, loaded: Loaded, limits: Limits, *, is_thinking:
             speech, asked.schemas, schemas, special_ids, is_thinking=is_thinking, max_calls=asked.max_calls
         )
     spec = GrammarSpec("grammar", source, param="tools")
-    check_size(spec, limits)
+    check_size(Form(spec), limits)
     try:
         return await loaded.grammars.check(spec)
     except BadRequest:
@@ -114,10 +114,10 @@ async def enforced(asked: Asked, loaded: Loaded, limits: Limits, *, is_thinking:
 async def _check_each(schemas: Mapping[str, Mapping[str, Any]], loaded: Loaded, limits: Limits) -> None:
     """Raises BadRequest with the name of the first tool at fault."""
     for name, schema in schemas.items():
-        spec = schema_spec(dict(schema), "tools")
+        form = schema_form(dict(schema), "tools")
         try:
-            check_size(spec, limits)
-            await loaded.grammars.check(spec)
+            check_size(form, limits)
+            await loaded.grammars.check(form.spec)
         except BadRequest as error:
             raise BadRequest(f"the tool {name[:64]!r}: {error.message}", param="tools", code=error.code) from None
 

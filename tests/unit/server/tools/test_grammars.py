@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import random
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from jsonschema import Draft202012Validator
 
 from octavo.constraints.constraint import num_words
 from octavo.constraints.grammar import Grammar, GrammarCompiler, check_grammar
@@ -19,6 +21,7 @@ from octavo.loading.fake_tokenizer import FakeTokenizer
 from octavo.server.tools.dialects import DIALECTS
 from octavo.server.tools.events import CallArguments, CallBegin, Text, merged
 from octavo.server.tools.grammars import Schemas, of_calls
+from octavo.server.tools.held import of_answers
 from octavo.server.tools.speech import Readers, Speech
 
 SCHEMAS: Schemas = {
@@ -178,14 +181,31 @@ def real_tools() -> dict[str, Any]:
     return {f"{number}_{line['name']}": line["parameters"] for number, line in enumerate(lines)}
 
 
-def test_all_tool_schemas_compile_and_give_calls_that_are_read() -> None:
+def test_all_tool_schemas_compile_and_give_calls_that_are_valid() -> None:
     tools = real_tools()
     assert len(tools) == 132
     choose = random.Random(11)
+    num_made = Counter[str]()
     for number, (called, schema) in enumerate(tools.items()):
         check_grammar(GrammarSpec("json_schema", json.dumps(schema), param="tools"))
-        dialect = ("hermes", "llama3_json", "mistral", "deepseek_v3")[number % 4]
-        text = drawn(compiled(dialect, {called: schema}, max_calls=1), choose).decode("utf-8", "replace")
-        ((made, arguments),) = calls_in(dialect, text, {called: schema})
+        validator = Draft202012Validator(schema)
+        for dialect in (sorted(DIALECTS)[number % len(DIALECTS)], sorted(DIALECTS)[(number + 3) % len(DIALECTS)]):
+            text = drawn(compiled(dialect, {called: schema}, max_calls=1), choose).decode("utf-8", "replace")
+            ((made, arguments),) = calls_in(dialect, text, {called: schema})
+            assert made == called
+            validator.validate(arguments)
+            num_made[dialect] += 1
+    assert num_made.keys() == DIALECTS.keys()
+
+
+def test_all_tool_schemas_are_held_where_calls_are_free() -> None:
+    choose = random.Random(17)
+    for called, schema in real_tools().items():
+        source = of_answers(speech_of("hermes"), {called: schema}, [called], {}, is_thinking=False, max_calls=None)
+        grammar = COMPILER.compile(GrammarSpec("grammar", source, param="tools"))
+        for token in b"So: <tool_call>":
+            grammar.accept(token)
+        answer = "<tool_call>" + drawn(grammar, choose).decode("utf-8", "replace")
+        ((made, arguments),) = calls_in("hermes", answer, {called: schema})
         assert made == called
-        assert set(schema.get("required", [])) <= arguments.keys(), text
+        Draft202012Validator(schema).validate(arguments)
