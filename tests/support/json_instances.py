@@ -110,25 +110,40 @@ def read_once(text: bytes) -> Any:
     return json.loads(text.decode("utf-8", "replace"), object_pairs_hook=unique)
 
 
-def walked(grammar: Grammar, choose: random.Random, max_tokens: int = 2000) -> bytes | None:
-    """A random answer that the grammar allows, ended as soon as it may be; None: it grew too long."""
+def walked(grammar: Grammar, choose: random.Random, max_tokens: int = 2000, hurry: int = 60) -> bytes | None:
+    """A random answer that the grammar allows, ended as soon as it may be; None: it grew too long. It makes for its end
+    from `hurry` tokens on. Refuses blanks and exponents where others may stand: Python has no number beyond a double."""
     answer: list[int] = []
+    planned: list[int] = []
     while len(answer) < max_tokens:
         if grammar.is_over:
             return bytes(answer)
         bitmap = np.full(num_words(FakeTokenizer.vocab_size), 0xFFFFFFFF, np.uint32)
         grammar.narrow(bitmap)
-        bits = np.unpackbits(bitmap.view(np.uint8), bitorder="little")
-        allowed = [int(each) for each in np.flatnonzero(bits)]
+        allowed = np.flatnonzero(np.unpackbits(bitmap.view(np.uint8), bitorder="little")).tolist()
         if EOS in allowed:
             return bytes(answer)
-        allowed = [each for each in allowed if each not in b" \n\t"] or allowed
-        closing = [each for each in allowed if each in b'"}]\n<>)']
-        hurry = closing and (len(answer) > 150 or choose.random() < 0.3)
-        token = choose.choice(closing if hurry else allowed)
+        if not planned and len(allowed) > 100 and (len(answer) >= hurry or choose.random() < 0.1):
+            planned = list(reversed(b"\n</parameter>" if 10 in allowed else b'"'))  # the end of a text
+        if planned and planned[-1] in allowed:
+            token = planned.pop()
+        else:
+            token = _chosen(allowed, answer, choose, is_late=len(answer) >= hurry)
+            planned = []
         answer.append(token)
         grammar.accept(token)
     return None
+
+
+def _chosen(allowed: list[int], answer: list[int], choose: random.Random, *, is_late: bool) -> int:
+    if allowed == list(b"ac"):  # not "analysis", which random characters would never end
+        return ord("c")
+    if is_late and 10 in allowed and all(each in b"0123456789.eE-+\n" for each in allowed):
+        return 10  # a number that nothing else ends
+    odd = b" \n\teE" if answer and chr(answer[-1]).isdigit() else b" \n\t"
+    allowed = [each for each in allowed if each not in odd] or allowed
+    closing = [each for each in allowed if each in b'"}]\n<>)']
+    return choose.choice(closing if closing and (is_late or choose.random() < 0.3) else allowed)
 
 
 class Maker:

@@ -132,7 +132,7 @@ class Writer:
         ):
             terms = [f"~{expression(part[1:])}" if part[0] == "~" else expression(part) for part in parts]
             options.append(" & ".join([expression(bounded), *terms]) + "".join(ruled_out))
-        return self.lark.terminal(" | ".join(options))
+        return self.lark.terminal(" | ".join(options), may_be_empty=case.kind == "fraction" and free != numbers.ANY)
 
     def _multiples(self, case: NumberCase, atoms: Case, whole: Sequence[Case]) -> list[Symbols]:
         """By llguidance's own arithmetic."""
@@ -183,7 +183,7 @@ class Writer:
 
     def _text(self, case: StringCase) -> str:
         if case.anti_patterns or case.ruled_out:
-            return self.lark.terminal(self.text_expression(case))
+            return self.lark.terminal(self.text_expression(case), may_be_empty=True)
         schema: dict[str, Any] = {"type": "string"}
         if case.min_length:
             schema["minLength"] = case.min_length

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 from octavo.constraints.schemas.documents import Unsupported
+from octavo.constraints.schemas.emptiness import is_leaf_empty, is_terminal_empty
 
 MAX_RULES: Final = 6_000
 MAX_BYTES: Final = 400_000
@@ -73,18 +74,22 @@ class Lark:
         self.define(name, alternatives)
         return name
 
-    def terminal(self, expression: str) -> str:
-        """Equal ones are one."""
+    def terminal(self, expression: str, *, may_be_empty: bool = False) -> str:
+        """Equal ones are one. `may_be_empty`: nothing may match it; that is found out then."""
         if expression not in self._terminals:
             self._count(len(expression))
-            self._terminals[expression] = f"{self._prefix.upper()}T{len(self._terminals)}"
+            name = f"{self._prefix.upper()}T{len(self._terminals)}"
+            if may_be_empty and is_terminal_empty(expression):
+                name = self.rule([])  # which is never written
+            self._terminals[expression] = name
         return self._terminals[expression]
 
     def leaf(self, schema: Mapping[str, Any]) -> str:
         """A rule for a schema as llguidance takes it."""
         text = json.dumps({**schema, "x-guidance": self._style.options()}, ensure_ascii=False)
         if text not in self._leaves:
-            self._leaves[text] = self.rule([(f"%json {text}",)])
+            is_empty = len(schema) > 1 and is_leaf_empty(schema)
+            self._leaves[text] = self.rule([] if is_empty else [(f"%json {text}",)])
         return self._leaves[text]
 
     def raw(self, text: str) -> None:
@@ -131,10 +136,11 @@ class Lark:
             name = pending.pop()
             if name in made:
                 continue
-            options = [each for each in self._rules[name] if self._is_finite(each, finite)]
+            options = [each for option in self._rules[name] if (each := self._possible(option, finite)) is not None]
             made[name] = f"{name}: {' | '.join(map(_written, options))}"
             pending += [symbol for option in options for symbol in _flat(option) if symbol in self._rules]
-        return [*made.values(), *(f"{name}: {text}" for text, name in self._terminals.items()), *self._raw]
+        terminals = (f"{name}: {text}" for text, name in self._terminals.items() if name not in self._rules)
+        return [*made.values(), *terminals, *self._raw]
 
     def _inline(self) -> None:
         """Rules that say nothing or only name another stand nowhere but at the beginning."""
@@ -185,8 +191,20 @@ class Lark:
                     pending.append(user[0])
         return finite
 
-    def _is_finite(self, option: Symbols, finite: set[str]) -> bool:
-        return all(symbol in finite for symbol in _flat(option) if symbol in self._rules)
+    def _possible(self, option: Symbols, finite: set[str]) -> Symbols | None:
+        """Without repetitions of what can never be finished; None: nor can it itself."""
+        found: list[Symbol] = []
+        for symbol in option:
+            if isinstance(symbol, Repeated):
+                if self._possible(symbol.symbols, finite) == symbol.symbols:
+                    found.append(symbol)
+                elif symbol.least:
+                    return None
+            elif symbol in self._rules and symbol not in finite:
+                return None
+            else:
+                found.append(symbol)
+        return tuple(found)
 
 
 def text(spelling: str) -> str:

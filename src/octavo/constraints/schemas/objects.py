@@ -209,7 +209,7 @@ class _Object:
             return None
         if not wanted and are_all and not self._names:
             return self._writer.lark.leaf({"type": "string"})
-        return self._writer.lark.terminal(" | ".join(found))
+        return self._writer.lark.terminal(" | ".join(found), may_be_empty=bool(wanted or not are_all))
 
 
 def _matches(name: str, patterns: Sequence[str]) -> frozenset[str]:

@@ -25,6 +25,7 @@ _OBJECT_KEYS = frozenset(
 )
 _TEXT_KEYS = frozenset({"type", "description", "title", "enum", "const", "default", "examples", "format"})
 _WORD = re.compile(r"[A-Za-z_]\w*")
+_FUNCTION = re.compile(r"[A-Za-z_][\w.\-]*")
 
 Schemas = Mapping[str, Mapping[str, Any]]
 
@@ -74,6 +75,8 @@ def of_calls(
 def written_arguments(made: Rules, dialect: str, name: str, schema: Mapping[str, Any]) -> str:
     """What stands for `{args}` in a frame of the dialect. Raises BadRequest."""
     match dialect:
+        case "pythonic" if not _FUNCTION.fullmatch(name):
+            raise _refusal(name, "its name is none of a Python function")
         case "pythonic":
             return _keywords(made, name, schema)
         case "qwen3_coder":

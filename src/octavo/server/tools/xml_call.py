@@ -78,8 +78,8 @@ class XmlCall:
                     return held[match.end() :]
             elif _may_become(held, ("<function=",)):
                 return None
-            events.append(Text(self._raw + self._unnamed()))
-            self.rest = ""
+            events.append(Text(self._raw))
+            self.rest = self._unnamed()  # which may hold a marker
             return None
         if match := _PARAMETER.match(held):
             self._key, self._held, self._value = match.group(1), "", []

@@ -1,0 +1,39 @@
+"""Whether any text matches at all: asked of llguidance, whose lexer knows.
+
+Refuses nothing: what cannot be asked is said not to be empty, and compiling the whole says what is wrong with it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+
+def is_terminal_empty(expression: str) -> bool:
+    """Of an expression in Lark's words for terminals."""
+    from llguidance import LLMatcher
+
+    source = LLMatcher.grammar_from_lark(f"start: T\nT: {expression}")
+    matcher = LLMatcher(_bytes(), source, log_level=0)
+    if matcher.is_error():
+        return False
+    matcher.compute_bitmask()
+    return bool(matcher.stop_reason() == "NoExtensionBias")
+
+
+def is_leaf_empty(schema: Mapping[str, Any]) -> bool:
+    """Of a schema as llguidance takes it."""
+    from llguidance import LLMatcher
+
+    is_wrong, messages = LLMatcher.validate_grammar_with_warnings(LLMatcher.grammar_from_json_schema(json.dumps(schema)))
+    return is_wrong and messages[0].startswith("Unsatisfiable schema")
+
+
+@cache
+def _bytes() -> Any:
+    """A tokenizer of bytes; it never changes."""
+    from llguidance import LLTokenizer
+
+    return LLTokenizer("byte", slices=[])
