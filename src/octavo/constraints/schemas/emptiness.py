@@ -27,7 +27,9 @@ def is_leaf_empty(schema: Mapping[str, Any]) -> bool:
     """Of a schema as llguidance takes it."""
     from llguidance import LLMatcher
 
-    is_wrong, messages = LLMatcher.validate_grammar_with_warnings(LLMatcher.grammar_from_json_schema(json.dumps(schema)))
+    is_wrong, messages = LLMatcher.validate_grammar_with_warnings(
+        LLMatcher.grammar_from_json_schema(json.dumps(schema))
+    )
     return is_wrong and messages[0].startswith("Unsatisfiable schema")
 
 

@@ -10,6 +10,7 @@ nothing can satisfy are dropped early: that keeps choices that exclude each othe
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, Final
 
 from octavo.constraints.schemas.cases import (
@@ -44,7 +45,7 @@ class Expander:
         """What values of this kind satisfy all the literals. Raises Unsupported."""
         key = (frozenset(literals), kind)
         if key not in self._of_literals:
-            found = self.all_of(lambda each=each: self.of(each, kind) for each in literals)
+            found = self.all_of(partial(self.of, each, kind) for each in literals)
             found = [case for case in found if not self._is_case_empty(case, kind)]
             self._of_literals[key] = _essential(found)
         return self._of_literals[key]
@@ -147,17 +148,17 @@ class Expander:
         literals = [Literal(option, True) for option in options]
 
         def exactly(chosen: int) -> Cases:
-            parts = [(literals[chosen],)]
+            parts = [literals[chosen]]
             for number, other in enumerate(literals):
                 if number != chosen and not self.are_disjoint((literals[chosen],), (other,), kind):
-                    parts.append((Literal(other.node, False),))
-            return self.all_of([lambda part=part: self.of(part[0], kind) for part in parts])
+                    parts.append(Literal(other.node, False))
+            return self.all_of(partial(self.of, part, kind) for part in parts)
 
         if is_positive:
-            return self.any_of([lambda number=number: exactly(number) for number in range(len(literals))])
-        none = self.all_of([lambda option=option: self.of(Literal(option, False), kind) for option in options])
+            return self.any_of(partial(exactly, number) for number in range(len(literals)))
+        none = self.all_of(partial(self.of, Literal(option, False), kind) for option in options)
         pairs = [(one, other) for number, one in enumerate(literals) for other in literals[number + 1 :]]
-        two = self.any_of([lambda pair=pair: self.cases(pair, kind) for pair in pairs])
+        two = self.any_of(partial(self.cases, pair, kind) for pair in pairs)
         return _essential([*none, *two])
 
 

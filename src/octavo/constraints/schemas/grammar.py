@@ -221,8 +221,8 @@ class Writer:
             _WORDS[each] for kind in kinds for case in self.expander.cases(literals, kind) for each in words(case, kind)
         ]
         for kind in ("integer", "fraction"):
-            for case in self.expander.cases(literals, kind):  # type: ignore[arg-type]
-                made = NumberCase.of(case, kind)  # type: ignore[arg-type]
+            for case in self.expander.cases(literals, kind):
+                made = NumberCase.of(case, kind)
                 values = made.few_values(MAX_VALUES)
                 if values is None:
                     return None

@@ -67,11 +67,11 @@ class Keyword:
     def _child(self, schema: Any, place: str = "") -> Node:
         return self._document.child(self._node, schema, f"/{self._keyword}{place}")
 
-    def _children(self, kind: type) -> list[tuple[str, Node]]:
+    def _children(self, kind: type[list[Any]] | type[dict[str, Any]]) -> list[tuple[str, Node]]:
         """Of a list or a map of schemas."""
         if not isinstance(self._value, kind) or (kind is list and not self._value):
             raise self._refuse("it must be a list of schemas" if kind is list else "it must be an object")
-        names = list(self._value) if kind is dict else ["" for _ in self._value]
+        names = list(self._value) if isinstance(self._value, dict) else [""] * len(self._value)
         found = list(children({self._keyword: self._value}))
         return [
             (name, self._document.child(self._node, each, place))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, TypeVar
 
 from octavo.constraints.schemas.documents import Unsupported
 from octavo.constraints.schemas.emptiness import is_leaf_empty, is_terminal_empty
@@ -43,7 +43,7 @@ class Repeated:
 
 Symbol: TypeAlias = "str | Repeated"  # the name of a rule, or anything Lark that is no rule
 Symbols: TypeAlias = tuple[Symbol, ...]
-Arcs: TypeAlias = Mapping[Hashable, Sequence[tuple[Symbols, Hashable]]]
+State = TypeVar("State", bound=Hashable)
 
 
 class Lark:
@@ -97,9 +97,11 @@ class Lark:
         self._count(len(text))
         self._raw.append(text)
 
-    def automaton(self, start: Hashable, arcs: Arcs, ends: Iterable[Hashable]) -> Symbols | None:
+    def automaton(
+        self, start: State, arcs: Mapping[State, Sequence[tuple[Symbols, State]]], ends: Iterable[State]
+    ) -> Symbols | None:
         """What leads from the start to any of the ends; None: nothing does. The start is no end of an arc."""
-        into: dict[Hashable, list[tuple[Hashable, Symbols]]] = {}
+        into: dict[State, list[tuple[State, Symbols]]] = {}
         for source, targets in arcs.items():
             for symbols, target in targets:
                 into.setdefault(target, []).append((source, symbols))
