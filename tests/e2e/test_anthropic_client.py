@@ -79,6 +79,17 @@ def test_a_stop_sequence_is_named(client: Anthropic) -> None:
     assert answer.content[0].text == whole.content[0].text.partition(word)[0]
 
 
+def test_an_answer_goes_on_with_the_assistants_last_message(client: Anthropic) -> None:
+    begun: Any = [*MESSAGES, {"role": "assistant", "content": "Three colours are red,"}]
+    asked: Any = {"model": "m", "messages": begun, "max_tokens": 8} | GREEDY
+    whole: Any = client.messages.create(**asked)
+    assert whole.content[0].text
+    with client.messages.stream(**asked) as stream:
+        assert "".join(stream.text_stream) == whole.content[0].text
+    counted = client.messages.count_tokens(model="m", messages=begun)
+    assert counted.input_tokens == whole.usage.input_tokens + (whole.usage.cache_read_input_tokens or 0)
+
+
 def test_tokens_are_counted_as_a_message_bills_them(client: Anthropic) -> None:
     counted = client.messages.count_tokens(model="m", messages=MESSAGES, system="Be brief.")
     usage = client.messages.create(model="m", messages=MESSAGES, system="Be brief.", max_tokens=1).usage

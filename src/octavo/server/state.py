@@ -76,6 +76,10 @@ class Loaded:
             )
         return self._infill
 
+    @property
+    def can_infill(self) -> bool:
+        return self._infill is not None
+
     @functools.cached_property
     def _infill(self) -> Infill | None:
         return Infill.of(self.tokenizer)

@@ -96,6 +96,7 @@ def test_ollamas_clients_fill_it_too() -> None:
             answer = await here.post("/api/generate", body)
             assert answer.status_code == 200, answer.text
             assert list(here.engine.requests[0].prompt_token_ids) == [BEGIN, *b"def f(", HOLE, *b"x", END]
+            assert "insert" in (await here.post("/api/show", {"model": "fake"})).json()["capabilities"]
             refused = check_error(await here.post("/api/generate", body | {"system": "s"}), 400)
             assert "suffix" in refused["message"]
 

@@ -69,6 +69,8 @@ def _capabilities(loaded: Loaded) -> list[str]:
     found = ["completion"]
     if loaded.template is not None:
         found.append("tools")
+    if loaded.can_infill:
+        found.append("insert")
     if loaded.speech.block is not None or loaded.speech.has_channels:
         found.append("thinking")
     return found
