@@ -67,6 +67,8 @@ SHARED: dict[str, Any] = {
     "guided_choice": ["yes", "no"],
     "stream": True,
     "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+    "timings": True,
+    "return_progress": True,
     "echo": True,
 }
 OWN: dict[str, dict[str, Any]] = {
