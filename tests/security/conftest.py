@@ -16,6 +16,7 @@ SMALL = ("--max-model-len", "256", "--max-num-seqs", "16", "--num-gpu-blocks-ove
 @pytest.fixture(scope="module")
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     options = getattr(request.module, "OPTIONS", SMALL)
+    options = (*options, "--scheduling-policy", "priority")  # so that the route that changes one has something to do
     with serving("fake", tmp_path_factory.mktemp("server") / "log", options) as started:
         key = getattr(request.module, "KEY", None)
         started.headers = {"Authorization": f"Bearer {key}"} if key else {}
