@@ -288,7 +288,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"temperature": 2.5}, "temperature is 2.5"),
     ({"top_p": 0}, "top_p"),
     ({"top_k": -1}, "top_k"),
-    ({"stop_sequences": ["x"] * 65}, "stop_sequences has too many entries, the limit is 64"),
+    ({"stop_sequences": ["x"] * 65}, "stop_sequences has 65 entries, the limit is 64"),
     ({"stop_sequences": [""]}, "stop_sequences[0] must not be empty"),
     (
         {"thinking": {"type": "enabled", "budget_tokens": 1024}},
