@@ -235,3 +235,28 @@ def test_thinking_is_closed_alike_by_the_native_sampler_and_the_oracle(folder: P
     assert said[0]["a", 0][5:8] == [20, 31, 4]
     for index in range(2):
         assert said[0]["c", index][5:8] == [20, 31, 4]
+
+
+@pytest.mark.parametrize("executor", ["reference", "cpu"])
+def test_on_every_path_a_tokens_own_float_is_its_entry_among_the_best(folder: Path, executor: str) -> None:
+    engine = real_engine(folder, executor)
+    told = {"max_tokens": 10, "logprobs": 20, "ignore_eos": True}
+    requests = [
+        ask("greedy", (5, 9, 14), **told),
+        ask("samples", (5, 9, 14), temperature=1.0, seed=2, n=3, prompt_logprobs=20, **told),
+        ask("best", (7, 8), temperature=1.0, seed=3, n=2, best_of=4, **told),
+        ask("beams", (5, 9), use_beam_search=True, n=2, beam_width=3, **told),
+        ask("narrowed", (5, 9, 14), temperature=1.5, seed=4, bad_words=("a", "e"), repetition_penalty=1.3, **told),
+    ]
+    answers = run(engine, requests)
+    num_in_top = 0
+    for key, answer in answers.items():
+        prompts = [each for delta in answer.deltas for each in (delta.prompt_logprobs or ())[1:]]
+        found = [*entries(answers, key), *(each for each in prompts if each is not None)]
+        assert len(found) >= 10
+        for entry in found:
+            top = dict(entry.top)
+            assert entry.logprob == top.get(entry.token_id, entry.logprob)
+            num_in_top += entry.token_id in top
+    assert num_in_top > 40
+    engine.close()
