@@ -54,6 +54,9 @@ class TimedTable:
         self.seconds = 0.0
         self.num_rows = 0  # that the latest step masked
 
+    def __len__(self) -> int:
+        return len(self._table)
+
     def begin(self, plan: SchedulerOutput) -> StepMasks | None:
         began = time.perf_counter()
         masks = self._table.begin(plan)

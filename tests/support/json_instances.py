@@ -16,7 +16,9 @@ import numpy as np
 
 from octavo.constraints.constraint import num_words
 from octavo.constraints.grammar import Grammar, GrammarCompiler
+from octavo.constraints.schemas import Unsupported
 from octavo.constraints.schemas.documents import Document, Literal, Literals, Node, children
+from octavo.constraints.schemas.regexes import Pattern
 from octavo.grammar_spec import GrammarSpec
 from octavo.loading.fake_tokenizer import FakeTokenizer
 
@@ -93,9 +95,30 @@ def _below(document: Document, literals: Literals, key: str | int) -> Literals:
                 for place, child in children({keyword: value}):
                     if keyword in IN_PLACE:
                         pending.append(document.child(node, child, place))
-                    elif keyword in INSIDE[type(key)] or place in (f"/properties/{key}", f"/prefixItems/{key}"):
+                    elif (keyword in INSIDE[type(key)] and _speaks_of(node, keyword, place, key)) or place in (
+                        f"/properties/{key}",
+                        f"/prefixItems/{key}",
+                    ):
                         found[Literal(document.child(node, child, place), True)] = None
     return tuple(found)
+
+
+def _may_match(pattern: str, name: str) -> bool:
+    try:
+        return Pattern(pattern).matches(name)
+    except Unsupported:
+        return True
+
+
+def _speaks_of(node: Node, keyword: str, place: str, key: str | int) -> bool:
+    """Whether a schema that stands for many names is for this one too."""
+    if keyword not in ("patternProperties", "additionalProperties"):
+        return True
+    patterns = node.schema.get("patternProperties", {})
+    matching = [each for each in patterns if _may_match(each, str(key))]
+    if keyword == "patternProperties":
+        return any(place == next(at for at, _ in children({keyword: {each: {}}})) for each in matching)
+    return not matching and key not in node.schema.get("properties", {})
 
 
 def read_once(text: bytes) -> Any:
