@@ -24,6 +24,7 @@ namespace {
 
 using OutInts = Array<int32_t, 1>;
 using OutTable = Array<int32_t, 2>;
+using OutDoubles = Array<double, 2>;
 
 // The arrays of executors/rows.py, kept alive, and a step laid out over them.
 class StepRows {
@@ -71,11 +72,30 @@ std::vector<const uint32_t*> row_masks(const std::optional<Bitmaps>& masks, cons
   return found;
 }
 
+// Of ranges of the step's tokens, each summed where its row of `sums` says.
+HiddenSums hidden_sums(const std::optional<Table>& pools, std::optional<OutDoubles>& sums, int64_t hidden_size) {
+  HiddenSums hidden;
+  if (!pools || !sums) return hidden;
+  require(extent(*pools, 1) == 3, "pools: [n, 3], first token of the step, the one behind the last, row of sums");
+  require(extent(*sums, 1) == hidden_size, "sums: a column a column of the hidden state");
+  hidden.sums = sums->data();
+  hidden.num_sums = extent(*sums, 0);
+  for (int64_t i = 0; i < extent(*pools, 0); ++i) {
+    const int32_t* pool = pools->data() + 3 * i;
+    for (int32_t token = pool[0]; token < pool[1]; ++token) {
+      hidden.tokens.push_back(token);
+      hidden.entries.push_back(pool[2]);
+    }
+  }
+  return hidden;
+}
+
 // One step; the first token each row drew is appended to it. Returns the seconds inside the model.
 double run(Runner& runner, Drawing& drawing, StepRows& rows, std::vector<int32_t> row_ids,
            std::vector<int32_t> num_computed_tokens, std::vector<int32_t> num_scheduled_tokens,
            std::vector<int32_t> first_write, std::vector<int32_t> num_samples, const Table& prompt_queries,
-           const std::optional<Bitmaps>& masks, const std::vector<int32_t>& mask_of, std::optional<OutMatrix> logits) {
+           const std::optional<Bitmaps>& masks, const std::vector<int32_t>& mask_of, std::optional<OutMatrix> logits,
+           const std::optional<Table>& pools, std::optional<OutDoubles> sums) {
   require(drawing.serves(runner.vocab_size(), runner.num_threads()), "the drawing was made for another runner");
   require(extent(prompt_queries, 1) == 3, "prompt_queries: [n, 3], token of the step, next token, alternatives");
   const StepPlan plan{std::move(row_ids), std::move(num_computed_tokens), std::move(num_scheduled_tokens),
@@ -95,9 +115,10 @@ double run(Runner& runner, Drawing& drawing, StepRows& rows, std::vector<int32_t
   drawing.begin(rows.tokens(), layout.draw_rows(), layout.num_samples(),
                 row_masks(masks, mask_of, layout.draw_rows().size(), runner.vocab_size()), std::move(queries),
                 logits ? logits->data() : nullptr);
+  const HiddenSums hidden = hidden_sums(pools, sums, runner.hidden_size());
   const nb::gil_scoped_release release;
   const auto began = std::chrono::steady_clock::now();
-  runner.run(layout.arrays(), wanted, drawing);
+  runner.run(layout.arrays(), wanted, drawing, hidden);
   const auto ended = std::chrono::steady_clock::now();
   append_drawn(rows.rows(), drawing, layout);
   return std::chrono::duration<double>(ended - began).count();
@@ -115,12 +136,14 @@ void bind_step(nb::module_& m) {
            nb::arg("pool"), nb::arg("max_model_len"), nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(),
            nb::keep_alive<1, 4>())
       .def_prop_ro("vocab_size", &Runner::vocab_size)
+      .def_prop_ro("hidden_size", &Runner::hidden_size)
       .def_prop_ro("shared_queries", &Runner::shared_queries)
       .def("share_prefixes", &Runner::share_prefixes, nb::arg("share"))
       .def("trim", &Runner::trim, "Gives back the memory of activations; not during a run.")
       .def("run", &run, nb::arg("drawing"), nb::arg("rows"), nb::arg("row_ids"), nb::arg("num_computed_tokens"),
            nb::arg("num_scheduled_tokens"), nb::arg("first_write"), nb::arg("num_samples"), nb::arg("prompt_queries"),
-           nb::arg("masks").none(), nb::arg("mask_of"), nb::arg("logits").none());
+           nb::arg("masks").none(), nb::arg("mask_of"), nb::arg("logits").none(), nb::arg("pools") = nb::none(),
+           nb::arg("sums") = nb::none());
 }
 
 }  // namespace octavo

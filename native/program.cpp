@@ -135,6 +135,7 @@ void Program::finish(int64_t max_tokens) {
   max_tokens_ = max_tokens;
   rewrite();
   group_ops();
+  note_hidden();
   note_lifetimes();
   note_scopes();
   lay_out();
@@ -196,6 +197,16 @@ void Program::add_linear_stage(size_t first, std::vector<char>& taken, bool head
   if (!joins) stages_.push_back({Stage::Kind::kRows, head, {}, {}, {}});
   stages_.back().roundings = stage.roundings;
   stages_.push_back(std::move(stage));
+}
+
+// At the end of the stage before a product what it multiplies is whole, since it is rounded there.
+void Program::note_hidden() {
+  for (size_t s = stages_.size(); s > 0 && hidden_ < 0; --s) {
+    const Stage& stage = stages_[s - 1];
+    if (!stage.head || stage.kind != Stage::Kind::kLinear) continue;
+    hidden_ = stage.ops[0].x;
+    hidden_end_ = s - 1;
+  }
 }
 
 }  // namespace octavo

@@ -133,6 +133,10 @@ class Program {
   int64_t head_dim() const { return head_dim_; }
   int64_t max_tokens() const { return max_tokens_; }
   int output() const { return output_; }
+  // The final hidden state: what the head's last product multiplies. -1 where the head has no product.
+  int hidden() const { return hidden_; }
+  // The number of that product's stage; the stages of the head before it make the hidden state.
+  size_t hidden_end() const { return hidden_end_; }
   int64_t width(int buffer) const { return buffers_[static_cast<size_t>(buffer)].width; }
   int64_t stride(int buffer) const { return storage_of(buffer).place.stride; }
   Place place(int buffer) const {
@@ -180,6 +184,7 @@ class Program {
   void group_ops();
   void add_rows_op(const Op& op, bool head);
   void add_linear_stage(size_t first, std::vector<char>& taken, bool head);
+  void note_hidden();
   void note_lifetimes();
   void note_scopes();
   std::vector<int> number_units() const;
@@ -196,6 +201,8 @@ class Program {
   std::vector<Op> ops_;
   std::vector<Stage> stages_;
   int output_ = -1;
+  int hidden_ = -1;
+  size_t hidden_end_ = 0;
   int64_t max_tokens_ = 0;
   size_t workspace_bytes_ = 0, rounded_row_bytes_ = 0, arena_bytes_ = 0, arena_rounded_at_ = 0;
 };

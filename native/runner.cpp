@@ -107,10 +107,21 @@ void Runner::check(const StepArrays& step, const std::vector<int32_t>& wanted) c
   }
 }
 
-void Runner::run(const StepArrays& step, const std::vector<int32_t>& wanted, HeadConsumer& consumer) {
+void Runner::check(const StepArrays& step, const HiddenSums& hidden) const {
+  require(hidden.tokens.size() == hidden.entries.size(), "hidden: a sum a token");
+  require(hidden.tokens.empty() || program_.hidden() >= 0, "the program has no hidden state before its head");
+  for (const int32_t token : hidden.tokens) {
+    require(token >= 0 && token < step.num_tokens, "a token to be summed is not in the step");
+  }
+  for (const int32_t entry : hidden.entries) require(entry >= 0 && entry < hidden.num_sums, "no such sum");
+}
+
+void Runner::run(const StepArrays& step, const std::vector<int32_t>& wanted, HeadConsumer& consumer,
+                 const HiddenSums& hidden) {
   check(step, wanted);
+  check(step, hidden);
   schedule_attention(step);
-  pool_.run([&](int thread) { run_stages(step, wanted, consumer, thread); });
+  pool_.run([&](int thread) { run_stages(step, wanted, consumer, hidden, thread); });
 }
 
 StepQueries Runner::queries_of(const StepArrays& step, int group) const {

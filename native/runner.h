@@ -44,6 +44,15 @@ class HeadConsumer {
   virtual void take(int64_t index, const float* logits, int thread) noexcept = 0;
 };
 
+// Sums of the final hidden state over tokens of a step, which go on in the next step: pooling. Each sum grows by its
+// tokens in the order given, in double, so that the chunks a prompt was cut into do not show in its bits.
+struct HiddenSums {
+  std::vector<int32_t> tokens;   // of the step
+  std::vector<int32_t> entries;  // for each, the sum it is added to
+  double* sums = nullptr;        // [entries, hidden_size]
+  int64_t num_sums = 0;
+};
+
 class Runner {
  public:
   // The arena, the pool and the program must outlive the runner. Throws std::invalid_argument where the arena was made
@@ -56,9 +65,12 @@ class Runner {
   int num_threads() const { return pool_.size(); }
   int64_t vocab_size() const { return program_.width(program_.output()); }
 
-  // `wanted`: tokens of the step whose logits are wanted. Throws std::invalid_argument for arrays that point outside
-  // the arena or the vocabulary, having run nothing.
-  void run(const StepArrays& step, const std::vector<int32_t>& wanted, HeadConsumer& consumer);
+  // Columns of the final hidden state; 0 where the program has none.
+  int64_t hidden_size() const { return program_.hidden() < 0 ? 0 : program_.width(program_.hidden()); }
+
+  // `wanted`: tokens of the step whose logits are wanted; `hidden`: those whose hidden state is. Throws
+  // std::invalid_argument for arrays that point outside the arena or the vocabulary, having run nothing.
+  void run(const StepArrays& step, const std::vector<int32_t>& wanted, HeadConsumer& consumer, const HiddenSums& hidden);
 
   // Whether sequences that begin with the same blocks are served together (they are); results are the same bits.
   void share_prefixes(bool share) { share_prefixes_ = share; }
@@ -70,7 +82,10 @@ class Runner {
 
  private:
   void check(const StepArrays& step, const std::vector<int32_t>& wanted) const;
-  void run_stages(const StepArrays& step, const std::vector<int32_t>& wanted, HeadConsumer& consumer, int thread);
+  void check(const StepArrays& step, const HiddenSums& hidden) const;
+  void run_stages(const StepArrays& step, const std::vector<int32_t>& wanted, HeadConsumer& consumer,
+                  const HiddenSums& hidden, int thread);
+  void sum_hidden(const Stage* head, const StepArrays& step, const HiddenSums& hidden, int thread);
   void make_rope_tables(const StepArrays& step, Share rows);
 
   // Rows of the step, or of the head's batch, that a stage runs for; `arena`: what of them a thread has for itself.
@@ -88,8 +103,9 @@ class Runner {
   };
 
   void run_in_blocks(const Stage* begin, const Stage* end, const StepArrays& step, int thread);
+  // `may_own`: what a stage of few rows makes may stay with the thread that made it.
   void run_together(const Stage* begin, const Stage* end, const StepArrays& step, int64_t num_rows,
-                    const int32_t* chosen, int thread);
+                    const int32_t* chosen, int thread, bool may_own = true);
   void meet(const Stage* next, const Stage* end, int64_t num_rows, int thread);
   Part part_of(const Stage& stage, int64_t num_rows, int thread) const;
   void run_rows(const Stage& stage, const StepArrays& step, const Block& block);

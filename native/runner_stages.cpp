@@ -64,7 +64,7 @@ bool in_blocks(int64_t num_rows, int num_threads) {
 }  // namespace
 
 void Runner::run_stages(const StepArrays& step, const std::vector<int32_t>& wanted, HeadConsumer& consumer,
-                        int thread) {
+                        const HiddenSums& hidden, int thread) {
   const Stage* stage = program_.stages().data();
   const Stage* const last = stage + program_.stages().size();
   const bool blocks = in_blocks(step.num_tokens, pool_.size());
@@ -90,6 +90,24 @@ void Runner::run_stages(const StepArrays& step, const std::vector<int32_t>& want
     run_together(stage, last, step, count, wanted.data() + begin, thread);
     for (int64_t r = thread; r < count; r += pool_.size()) {
       consumer.take(begin + r, row(program_.output(), r, {}), thread);
+    }
+    pool_.barrier(thread);
+  }
+  if (!hidden.tokens.empty()) sum_hidden(stage, step, hidden, thread);
+}
+
+// The head as far as the hidden state, for the tokens that are summed; each thread adds up columns of its own.
+void Runner::sum_hidden(const Stage* head, const StepArrays& step, const HiddenSums& hidden, int thread) {
+  const Stage* const end = program_.stages().data() + program_.hidden_end();
+  const int64_t width = hidden_size(), num_tokens = static_cast<int64_t>(hidden.tokens.size());
+  const Share columns = share_of(width, thread, pool_.size());
+  for (int64_t begin = 0; begin < num_tokens; begin += kMaxHeadRows) {
+    const int64_t count = std::min(kMaxHeadRows, num_tokens - begin);
+    run_together(head, end, step, count, hidden.tokens.data() + begin, thread, false);
+    for (int64_t r = 0; r < count; ++r) {
+      const float* x = row(program_.hidden(), r, {});
+      double* sum = hidden.sums + hidden.entries[static_cast<size_t>(begin + r)] * width;
+      for (int64_t c = columns.begin; c < columns.end; ++c) sum[c] += static_cast<double>(x[c]);
     }
     pool_.barrier(thread);
   }
@@ -131,11 +149,11 @@ void Runner::run_in_blocks(const Stage* begin, const Stage* end, const StepArray
 }
 
 void Runner::run_together(const Stage* begin, const Stage* end, const StepArrays& step, int64_t num_rows,
-                          const int32_t* chosen, int thread) {
+                          const int32_t* chosen, int thread, bool may_own) {
   Block::Alone alone = Block::Alone::kNothing;
   for (const Stage* stage = begin; stage != end; ++stage) {
     if (stage->kind == Stage::Kind::kRows) {
-      const bool own = stage->own && num_rows <= kMaxOwnRows;
+      const bool own = may_own && stage->own && num_rows <= kMaxOwnRows;
       alone = own ? Block::Alone::kOwn : Block::Alone::kNothing;
       const Share rows = own ? Share{0, num_rows} : share_of(num_rows, thread, pool_.size());
       run_rows(*stage, step, {rows, alone, arena(thread), chosen});

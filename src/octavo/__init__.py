@@ -22,7 +22,8 @@ if TYPE_CHECKING:
         QueueFull,
         RequestError,
     )
-    from octavo.outputs import CompletionOutput, RequestOutput
+    from octavo.outputs import CompletionOutput, EmbeddingOutput, RequestOutput
+    from octavo.pooling_params import PoolingParams
     from octavo.sampling_params import SamplingParams
 
 __version__ = "0.1.0"
@@ -32,12 +33,14 @@ __all__ = [
     "BadRequest",
     "CompletionOutput",
     "ConfigError",
+    "EmbeddingOutput",
     "EngineConfig",
     "EngineDead",
     "InternalError",
     "ModelFileError",
     "NotFound",
     "OctavoError",
+    "PoolingParams",
     "QueueFull",
     "RequestError",
     "RequestOutput",
@@ -50,12 +53,14 @@ _HOME_OF = {
     "BadRequest": "octavo.errors",
     "CompletionOutput": "octavo.outputs",
     "ConfigError": "octavo.errors",
+    "EmbeddingOutput": "octavo.outputs",
     "EngineConfig": "octavo.config",
     "EngineDead": "octavo.errors",
     "InternalError": "octavo.errors",
     "ModelFileError": "octavo.errors",
     "NotFound": "octavo.errors",
     "OctavoError": "octavo.errors",
+    "PoolingParams": "octavo.pooling_params",
     "QueueFull": "octavo.errors",
     "RequestError": "octavo.errors",
     "RequestOutput": "octavo.outputs",

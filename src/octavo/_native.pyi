@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 _Float32 = npt.NDArray[np.float32]
+_Float64 = npt.NDArray[np.float64]
 _Int32 = npt.NDArray[np.int32]
 _Int64 = npt.NDArray[np.int64]
 _UInt8 = npt.NDArray[np.uint8]
@@ -138,6 +139,8 @@ class Runner:
     @property
     def vocab_size(self) -> int: ...
     @property
+    def hidden_size(self) -> int: ...
+    @property
     def shared_queries(self) -> int: ...
     def share_prefixes(self, share: bool) -> None: ...
     def trim(self) -> None: ...
@@ -154,6 +157,8 @@ class Runner:
         masks: _UInt32 | None,
         mask_of: Sequence[int],
         logits: _Float32 | None,
+        pools: _Int32 | None = None,
+        sums: _Float64 | None = None,
     ) -> float: ...
 
 class Ops:

@@ -21,6 +21,7 @@ CacheReason = Literal[
     "other salt",  # this tenant has sent it, with another cache_salt
     "not kept",  # this tenant has sent it before, but it was never computed so far, or evicted long ago
     "prompt logprobs",  # asked for, so the whole prompt was run
+    "mean pooling",  # the mean takes every token, so the whole prompt was run
     "caching off",
 ]
 
@@ -69,6 +70,7 @@ class CacheReport:
             "other salt": "the same prompt came with another cache_salt",
             "not kept": "an equal prompt came before, but was not kept so far",
             "prompt logprobs": "log-probabilities of the prompt need it run whole",
+            "mean pooling": "the mean over all tokens needs the prompt run whole",
             "caching off": "prefix caching is off",
         }[self.reason]
         return f"{self.num_hit_tokens} of {self.num_prompt_tokens} prompt tokens found; {end}"
@@ -127,6 +129,7 @@ class SequenceDelta(Struct, frozen=True, gc=False, omit_defaults=True):
     score: float | None = None  # by which it was: of a beam search, or the mean log-probability of `best_of`
     drawn_as: int | None = None  # its number in the random numbers, where `best_of` gave it another `index`
     progress: PromptProgress | None = None  # of the prompt, where asked for; mostly in a delta without tokens
+    embedding: bytes | None = None  # little-endian float32, where `pooling` was asked for: with the finish_reason
 
 
 @dataclass(slots=True)
@@ -154,3 +157,14 @@ class RequestOutput:
     outputs: list[CompletionOutput]
     num_cached_tokens: int = 0
     prompt_logprobs: list[TokenLogprobs | None] | None = None
+    embedding: bytes | None = None  # little-endian float32, where `pooling` was asked for
+
+
+@dataclass(slots=True)
+class EmbeddingOutput:
+    """One prompt's vector: what `LLM.embed` returns, in the order of the prompts."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    embedding: list[float]
+    num_cached_tokens: int = 0  # always 0 for the mean

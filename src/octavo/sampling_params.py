@@ -14,6 +14,7 @@ from typing import Any, Literal
 from octavo.decoding_spec import RepetitionDetection, ThinkingBudget
 from octavo.errors import BadRequest, short_number
 from octavo.grammar_spec import GrammarSpec
+from octavo.pooling_params import PoolingParams
 
 MAX_N = 128
 MAX_BEAM_WIDTH = 64
@@ -72,6 +73,7 @@ class SamplingParams:
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()  # the same as token ids: made of `bad_words` by the engine
     repetition_detection: RepetitionDetection | None = None  # ends an answer that runs in circles
     thinking_token_budget: ThinkingBudget | None = None  # closes the answer's thinking after so many tokens
+    pooling: PoolingParams | None = None  # nothing is drawn: a vector is made of the prompt's hidden states
 
     def __post_init__(self) -> None:
         self._keep_as_typed()
@@ -90,7 +92,8 @@ class SamplingParams:
         if self.seed is not None:
             _whole("seed", self.seed, -(2**63), 2**64 - 1)
         if self.max_tokens is not None:
-            _whole("max_tokens", self.max_tokens, 0 if self.prompt_logprobs is not None else 1, 2**31 - 1)
+            asks_prompt_only = self.prompt_logprobs is not None or self.pooling is not None
+            _whole("max_tokens", self.max_tokens, 0 if asks_prompt_only else 1, 2**31 - 1)
         _whole("min_tokens", self.min_tokens, 0, 2**31 - 1)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise BadRequest(
@@ -115,6 +118,7 @@ class SamplingParams:
         self._check_logprob_ids()
         self._check_constraints()
         self._check_choice()
+        self._check_pooling()
 
     def _check_logprob_ids(self) -> None:
         _count("logprob_token_ids", len(self.logprob_token_ids), MAX_LOGPROB_TOKEN_IDS)
@@ -166,6 +170,17 @@ class SamplingParams:
         for name, neutral in (("beam_width", None), ("length_penalty", 1.0), ("early_stopping", False)):
             if getattr(self, name) != neutral:
                 raise BadRequest(f"{name} is for beam search; set use_beam_search, or leave it out", param=name)
+
+    def _check_pooling(self) -> None:
+        if self.pooling is None:
+            return
+        if not isinstance(self.pooling, PoolingParams):
+            raise BadRequest("pooling must be PoolingParams", param="pooling")
+        if self.max_tokens != 0:
+            raise BadRequest("a prompt that is pooled gives no answer; max_tokens must be 0", param="max_tokens")
+        for name, neutral in (("n", 1), ("best_of", None), ("prompt_logprobs", None), ("grammar", None)):
+            if getattr(self, name) != neutral:
+                raise BadRequest(f"a prompt that is pooled gives no answer; leave {name} out", param=name)
 
     def _check_beams(self) -> None:
         if self.temperature == 1.0:
@@ -244,6 +259,11 @@ class SamplingParams:
     def picks_best(self) -> bool:
         """More samples are drawn than given out: nothing can be given out before all have ended."""
         return not self.use_beam_search and self.num_samples > self.n
+
+    @property
+    def pools_all(self) -> bool:
+        """The hidden state of every prompt token is wanted, and so none may be skipped."""
+        return self.pooling is not None and self.pooling.pooling == "mean"
 
     @property
     def is_constrained(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -270,3 +271,54 @@ def metrics(client: OpenAI) -> dict[str, float]:
 
     text = client.with_options().get("../metrics", cast_to=str)
     return {sample.name: sample.value for family in text_string_to_metric_families(text) for sample in family.samples}
+
+
+def test_embeddings_come_for_texts_and_ids_in_both_encodings(client: OpenAI) -> None:
+    texts = ["Name three colours.", "한글도 괜찮아요 🙂", "x"]
+    packed = client.embeddings.create(model="m", input=texts)  # the client asks for base64 where nothing is said
+    plain = client.embeddings.create(model="m", input=texts, encoding_format="float", user="somebody")
+    assert [each.index for each in packed.data] == [0, 1, 2]
+    for a, b in zip(packed.data, plain.data, strict=True):
+        assert a.embedding == b.embedding
+        assert math.hypot(*a.embedding) == pytest.approx(1.0, abs=1e-6)
+    assert packed.usage.prompt_tokens == packed.usage.total_tokens > 0
+    assert client.embeddings.create(model="m", input=texts[1]).data[0].embedding == packed.data[1].embedding
+    ids = [[7, 8, 9, 10], [11]]
+    by_ids = client.embeddings.create(model="m", input=ids)
+    assert by_ids.usage.prompt_tokens == 5
+    assert client.embeddings.create(model="m", input=ids[0]).data[0].embedding == by_ids.data[0].embedding
+    short = client.embeddings.create(model="m", input=texts[0], dimensions=8).data[0].embedding
+    length = math.hypot(*plain.data[0].embedding[:8])
+    assert short == pytest.approx([value / length for value in plain.data[0].embedding[:8]], abs=1e-6)
+
+
+def test_embeddings_that_cannot_be_are_refused(client: OpenAI) -> None:
+    wrong: list[dict[str, Any]] = [
+        {"input": ""},
+        {"input": []},
+        {"input": [[]]},
+        {"input": [10**9]},
+        {"input": "x", "dimensions": 10**6},
+        {"input": [1] * 1025},
+    ]
+    for fields in wrong:
+        with pytest.raises(openai.BadRequestError) as caught:
+            client.embeddings.create(model="m", **fields)
+        assert caught.value.param in ("input", "dimensions")
+    with pytest.raises(openai.NotFoundError):
+        client.embeddings.create(model="other", input="x")
+
+
+def test_embeddings_in_a_crowd_are_those_of_each_alone(server: ServerProcess, client: OpenAI) -> None:
+    texts = [f"{number} leaves " * (1 + number % 7) for number in range(24)]
+
+    async def go() -> list[list[float]]:
+        async with AsyncOpenAI(base_url=f"{server.url}/v1", api_key="sesame", max_retries=0, timeout=120) as many:
+            talk = many.chat.completions.create(model="m", messages=MESSAGES, max_tokens=40)
+            found = await asyncio.gather(talk, *(many.embeddings.create(model="m", input=text) for text in texts))
+            return [each.data[0].embedding for each in found[1:]]
+
+    together = asyncio.run(go())
+    assert len({tuple(each) for each in together}) == len(texts)
+    for number in (0, 5, 23):
+        assert client.embeddings.create(model="m", input=texts[number]).data[0].embedding == together[number]

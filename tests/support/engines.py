@@ -12,7 +12,7 @@ from octavo.engine.cache_keeper import CacheKeeper, MemorySource
 from octavo.engine.engine import Engine, EngineRequest
 from octavo.engine.fake_model import fake_logprob_step, fake_next_token
 from octavo.engine.info import EngineInfo
-from octavo.executors.fake import FakeExecutor
+from octavo.executors.fake import HIDDEN_SIZE, FakeExecutor
 from octavo.loading.fake_tokenizer import FakeTokenizer
 from octavo.outputs import SequenceDelta
 from octavo.sampling_params import SamplingParams
@@ -73,7 +73,7 @@ def make_engine(
         weight_bytes=0, kv_dtype="tokens", block_size=block_size, num_blocks=num_blocks, kv_bytes_per_block=12,
         max_model_len=max_model_len, context_length=max_model_len, max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens, vocab_size=tokenizer.vocab_size,
-        enable_prefix_caching=enable_prefix_caching, eos_token_ids=(EOS,),
+        enable_prefix_caching=enable_prefix_caching, eos_token_ids=(EOS,), embedding_size=HIDDEN_SIZE,
     )  # fmt: skip
     scheduler = Scheduler(config)
     keeper = None

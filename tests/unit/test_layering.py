@@ -15,13 +15,24 @@ PACKAGE = ROOT / "src" / "octavo"
 # Lowest first; packages of one layer never import each other.
 LAYERS: tuple[frozenset[str], ...] = (
     frozenset(
-        {"config", "tier_spec", "sampling_params", "grammar_spec", "decoding_spec", "outputs", "errors", "log_lines"}
+        {
+            "config",
+            "tier_spec",
+            "sampling_params",
+            "grammar_spec",
+            "decoding_spec",
+            "pooling_params",
+            "outputs",
+            "errors",
+            "log_lines",
+        }
     ),
     frozenset({"core", "program"}),
     frozenset({"sampling", "models"}),
     frozenset({"tiers", "executors", "loading", "constraints"}),
     frozenset({"engine"}),
     frozenset({"server", "bench"}),
+    frozenset({"batch"}),
     frozenset({"cli"}),
 )
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
@@ -32,6 +43,8 @@ BOTTOM_MAY_IMPORT = {
     ("sampling_params", "decoding_spec"),
     ("grammar_spec", "errors"),
     ("decoding_spec", "errors"),
+    ("sampling_params", "pooling_params"),
+    ("pooling_params", "errors"),
     ("config", "errors"),
     ("config", "tier_spec"),
     ("tier_spec", "errors"),

@@ -24,6 +24,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "serve": ("octavo.cli.serve", "Serve a model over an OpenAI-compatible API."),
     "chat": ("octavo.cli.chat", "Talk with a model in the terminal."),
     "run": ("octavo.cli.run", "Print one answer to stdout."),
+    "batch": ("octavo.cli.batch", "Answer every line of an OpenAI batch file, offline."),
     "pull": ("octavo.cli.models", "Fetch a model."),
     "ls": ("octavo.cli.models", "List the models kept here."),
     "rm": ("octavo.cli.models", "Delete a model kept here."),

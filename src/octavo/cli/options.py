@@ -84,6 +84,13 @@ OPTIONS: tuple[Option, ...] = (
         "size",
         "Most bytes they hold, answers and input together, such as 1GiB.",
     ),
+    Option(
+        "embedding-pooling",
+        "server",
+        "choice",
+        "What /v1/embeddings makes of a text's hidden states: the mean over all tokens, or the last token's.",
+        choices=("mean", "last"),
+    ),
     Option("max-model-len", "engine", "count", "Most tokens of prompt and answer together. Default: what fits."),
     Option("max-num-seqs", "engine", "whole", "Most sequences in one step."),
     Option("max-num-batched-tokens", "engine", "count", "Most tokens in one step; longer prompts are cut into chunks."),
@@ -250,6 +257,7 @@ SERVER_DEFAULTS: Mapping[str, object] = {
     "response-store-bytes": 64 * 2**20,
     "shutdown-timeout": 30.0,
     "log-format": "text",
+    "embedding-pooling": "mean",
 }  # copied, so that the help needs no server; a test compares
 
 # What `chat`, `run` and `bench` share: the engine in this process, one user. A tier keeps what they computed for the
@@ -304,8 +312,11 @@ NOT_HERE: Mapping[str, str] = {
     "kv-transfer-config": "servers of one machine share blocks through --kv-tier disk:PATH,SIZE",
     "kv-offloading-size": "use --kv-tier ram:SIZE, such as --kv-tier ram:4GiB",
     "cpu-offload-params": "use --kv-tier ram:SIZE, such as --kv-tier ram:4GiB",
-    "task": "octavo generates text; leave it out",
-    "runner": "octavo generates text; leave it out",
+    "task": "a server generates text and serves embeddings at once; leave it out",
+    "runner": "a server generates text and serves embeddings at once; leave it out",
+    "convert": "a server generates text and serves embeddings at once; leave it out",
+    "pooler-config": "choose with --embedding-pooling mean or last",
+    "override-pooler-config": "choose with --embedding-pooling mean or last",
     "limit-mm-per-prompt": "octavo takes text only; leave it out",
     "root-path": "let the proxy strip the path",
     "middleware": "put a proxy before octavo",

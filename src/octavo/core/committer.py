@@ -101,7 +101,8 @@ class Committer:
             sequence.prompt_logprobs.extend(result.prompt_logprobs.get(sequence.seq_id, ()))
         if sequence.num_draws == 0:
             if sequence.num_computed_tokens == len(sequence.token_ids):
-                self._end_whole(sequence, "length", None, updates)
+                embedding = result.embeddings.get(sequence.seq_id)
+                self._end_whole(sequence, "length" if embedding is None else "stop", None, updates, embedding)
             return
         if draws == 0:
             return
@@ -176,7 +177,12 @@ class Committer:
         )
 
     def _end_whole(
-        self, sequence: Sequence, reason: FinishReason, error: str | None, updates: list[SequenceUpdate]
+        self,
+        sequence: Sequence,
+        reason: FinishReason,
+        error: str | None,
+        updates: list[SequenceUpdate],
+        embedding: bytes | None = None,
     ) -> None:
         """Ends a sequence without a token; a beam, or one before the fork, stands for every sample of its request."""
         request = sequence.request
@@ -193,6 +199,7 @@ class Committer:
                 error=error,
                 num_cached_tokens=request.num_cached_tokens,
                 prompt_logprobs=prompt_logprobs,
+                embedding=embedding,
             )
             for index in indices
         )

@@ -70,7 +70,7 @@ class PrefixLookup:
                 sequence, self._with_origin(sequence, self._kv.find_hit(sequence.keys, num_tokens))
             )
         total = sequence.keys.extend(sequence.token_ids)
-        if sequence.prompt_logprobs is not None:
+        if sequence.prompt_logprobs is not None or sequence.request.sampling.pools_all:
             return self._kv.find_hit(sequence.keys, 0)
         hit = self._with_origin(sequence, self._find_hit(sequence, num_tokens, now))
         following = hit.num_tokens // self._block_size
@@ -162,9 +162,11 @@ class PrefixLookup:
             self.prefix_hits_tokens += request.num_cached_tokens
             self.prefix_hits_by_source.update(sources)
             self.tier_queries_tokens += num_tokens - rest if self._swapper is not None else 0
-        reason: CacheReason = "caching off" if not self._is_caching else "prompt logprobs"
+        reason: CacheReason = "prompt logprobs" if sequence.prompt_logprobs is not None else "mean pooling"
         differs_at = seconds = None
-        if self._is_caching and sequence.prompt_logprobs is None:
+        if not self._is_caching:
+            reason = "caching off"
+        elif sequence.prompt_logprobs is None and not request.sampling.pools_all:
             reason, differs_at, seconds = self._history.explain(
                 tenant=request.tenant,
                 salt=request.namespace,

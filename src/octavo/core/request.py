@@ -217,3 +217,4 @@ class SequenceUpdate(Struct, gc=False):
     """For prompt positions 1 .. len - 1 (the first has none), once, with each sample's first update."""
     cumulative_logprob: float | None = None  # of a beam search's answer, which comes whole, in one update
     score: float | None = None  # by which that answer was chosen
+    embedding: bytes | None = None  # of a prompt that was pooled, with its finish_reason

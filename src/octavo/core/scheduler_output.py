@@ -85,3 +85,5 @@ class StepOutput:
     """Sequences whose work broke (NaN logits): their token is meaningless, the others' are sound."""
     num_shared_queries: int = 0  # tokens whose attention to a shared prefix was computed together with others'
     model_seconds: float | None = None  # of the executor's time, inside the model; None: not told apart
+    embeddings: Mapping[SeqId, bytes] = field(default_factory=dict)
+    """Of sequences with `sampling.pooling` whose prompt ended in this step: little-endian float32."""

@@ -63,6 +63,7 @@ class _Parts:
     budget: KVBudget
     executor: Executor
     num_parameters: int = 0
+    embedding_size: int = 0
     warnings: tuple[str, ...] = ()
 
 
@@ -105,6 +106,7 @@ def build_engine(
         eos_token_ids=parts.eos_token_ids,
         chat_template=parts.chat_template,
         num_parameters=parts.num_parameters,
+        embedding_size=parts.embedding_size,
         warnings=parts.warnings + budget.warnings,
     )
     costs = StepCosts()
@@ -232,7 +234,7 @@ def _scheduler_config(config: EngineConfig, parts: _Parts) -> SchedulerConfig:
 
 
 def _fake_parts(config: EngineConfig) -> _Parts:
-    from octavo.executors.fake import SLOT_BYTES, FakeExecutor
+    from octavo.executors.fake import HIDDEN_SIZE, SLOT_BYTES, FakeExecutor
     from octavo.loading.fake_tokenizer import FakeTokenizer
     from octavo.loading.load_model import fake_metadata
 
@@ -263,6 +265,7 @@ def _fake_parts(config: EngineConfig) -> _Parts:
         group_windows=(None,),
         budget=budget,
         executor=executor,
+        embedding_size=HIDDEN_SIZE,
     )
 
 
@@ -297,6 +300,7 @@ def _model_parts(
         budget=budget,
         executor=_make_executor(config, model, executor_name, kv_dtype, budget, report),
         num_parameters=sum(map(math.prod, program.parameters.values())),
+        embedding_size=program.hidden_size,
     )
 
 

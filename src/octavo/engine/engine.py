@@ -407,6 +407,10 @@ class Engine:
                     f"the prompt holds token {token_id}, the vocabulary is 0 to {info.vocab_size - 1}", param="prompt"
                 )
         sampling.check_against_model(info.vocab_size)
+        if sampling.pooling is not None:
+            sampling.pooling.check_against_model(info.embedding_size)
+            if branch is not None:
+                raise BadRequest("a branch goes on with an answer; it cannot be pooled", param="pooling")
         num_ends = len(self._end_token_ids(sampling))
         if sampling.use_beam_search and sampling.num_samples + num_ends > info.vocab_size:
             raise BadRequest(

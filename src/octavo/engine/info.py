@@ -47,6 +47,7 @@ class EngineInfo:
     eos_token_ids: tuple[int, ...] = ()
     chat_template: str | None = None
     num_parameters: int = 0  # of the model; 0 for the fake one
+    embedding_size: int = 0  # columns of the final hidden state; 0: the model shows none
     warnings: tuple[str, ...] = ()  # one line each: what was lowered or ignored, and why
 
     @property

@@ -10,6 +10,7 @@ after `generate` returns or raises, no request of it is left in the engine.
 
 from __future__ import annotations
 
+import struct
 import sys
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,8 +24,9 @@ from octavo.engine.engine_request import EngineRequest, ForkPoint, new_request_i
 from octavo.engine.info import EngineInfo, EngineStats
 from octavo.engine.interrupt import Interrupt
 from octavo.engine.progress import LoadingBar
-from octavo.errors import BadRequest
-from octavo.outputs import CompletionOutput, RequestOutput, SequenceDelta
+from octavo.errors import BadRequest, InternalError
+from octavo.outputs import CompletionOutput, EmbeddingOutput, RequestOutput, SequenceDelta
+from octavo.pooling_params import Pooling, PoolingParams
 from octavo.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -104,6 +106,26 @@ class LLM:
         ]
         show = sys.stderr.isatty() and len(wanted) >= PROGRESS_MIN_REQUESTS if progress is None else progress
         return self._run(wanted, params, show)
+
+    def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        pooling: Pooling = "mean",
+        dimensions: int | None = None,
+        normalize: bool = True,
+        progress: bool | None = None,
+    ) -> list[EmbeddingOutput]:
+        """A vector for one prompt (text or token ids) or for each of a list: its tokens' final hidden states pooled
+        ("mean" of all, or the "last"), the first `dimensions` columns, of length 1 unless `normalize` is False.
+
+        `progress` as for `generate`. Raises BadRequest before anything runs when a prompt or parameter is out of
+        bounds, InternalError where the model's state is not finite.
+        """
+        self._check_open()
+        sampling = SamplingParams(max_tokens=0, pooling=PoolingParams(pooling, dimensions, normalize))
+        found = self.generate(prompts, sampling, progress=progress)
+        return [_embedding_output(output) for output in found]
 
     def fork(
         self,
@@ -240,6 +262,13 @@ class _Bar:
             self._progress.advance(self._task)
 
 
+def _embedding_output(output: RequestOutput) -> EmbeddingOutput:
+    if output.embedding is None:
+        raise InternalError(output.outputs[0].error or "a prompt ended without a vector")
+    vector = list(struct.unpack(f"<{len(output.embedding) // 4}f", output.embedding))
+    return EmbeddingOutput(output.request_id, output.prompt_token_ids, vector, output.num_cached_tokens)
+
+
 def _request(output: RequestOutput, sampling: SamplingParams, fork_of: ForkPoint | None) -> EngineRequest:
     prompt = () if fork_of is not None else tuple(output.prompt_token_ids)
     return EngineRequest(output.request_id, prompt, sampling, fork_of=fork_of)
@@ -310,5 +339,7 @@ def _collect(output: RequestOutput, delta: SequenceDelta) -> None:
     output.num_cached_tokens = delta.num_cached_tokens
     if delta.prompt_logprobs is not None:
         output.prompt_logprobs = list(delta.prompt_logprobs)
+    if delta.embedding is not None:
+        output.embedding = delta.embedding
     sample.error = delta.error
     sample.cumulative_logprob, sample.score = delta.cumulative_logprob, delta.score

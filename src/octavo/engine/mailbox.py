@@ -73,7 +73,7 @@ class Mailbox:
 
 def cost_bytes(delta: SequenceDelta) -> int:
     """About how much memory it holds, but for log-probabilities of the prompt: they come once, bounded by the call."""
-    cost = _DELTA_COST + len(delta.text) * 2 + len(delta.token_ids) * _TOKEN_COST
+    cost = _DELTA_COST + len(delta.text) * 2 + len(delta.token_ids) * _TOKEN_COST + len(delta.embedding or b"")
     for logprobs in delta.logprobs:
         cost += _LOGPROB_COST + _TOP_COST * len(logprobs.top)
     return cost

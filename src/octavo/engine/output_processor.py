@@ -182,6 +182,7 @@ class OutputProcessor:
             error_code=_error_code(state, update),
             cumulative_logprob=update.cumulative_logprob,
             score=update.score,
+            embedding=update.embedding,
         )
         deltas = (delta,) if state.choice is None else state.choice.take(delta)
         return Outcome(deltas, must_stop=finish_reason is not None and update.finish_reason is None)
@@ -241,18 +242,23 @@ class OutputProcessor:
         if update.finish_reason == "error":
             counters.num_corrupted_requests += 1
         if num_new == 0:
+            if state.request.max_tokens == 0 and update.finish_reason != "error":
+                self._count_prompt(state)  # scored or pooled: no token comes
             return
         if state.first_token_time is None:
             state.first_token_time = now
             state.prefill_preempted_seconds = state.request.preempted_until(now)
-            counters.num_prompt_tokens += len(state.request.prompt_token_ids)
-            counters.num_prompt_tokens_cached += state.num_cached_tokens
-            report = state.request.cache_report
-            counters.num_prompt_tokens_loaded += 0 if report is None else report.num_loaded_tokens
+            self._count_prompt(state)
         if sample.last_token_time is not None:
             counters.inter_token_latency_seconds.add((now - sample.last_token_time) / num_new, num_new)
         sample.last_token_time = now
         counters.num_generation_tokens += num_new
+
+    def _count_prompt(self, state: _State) -> None:
+        counters, report = self.counters, state.request.cache_report
+        counters.num_prompt_tokens += len(state.request.prompt_token_ids)
+        counters.num_prompt_tokens_cached += state.num_cached_tokens
+        counters.num_prompt_tokens_loaded += 0 if report is None else report.num_loaded_tokens
 
     def _finish(
         self, request_id: str, state: _State, sample: _Sample, reason: FinishReason, now: float

@@ -23,6 +23,7 @@ from octavo.engine.engine_request import ForkPoint, call_of
 from octavo.errors import BadRequest, NotFound
 from octavo.grammar_spec import GrammarSpec
 from octavo.outputs import CacheReport, FinishReason
+from octavo.pooling_params import PoolingParams
 
 if TYPE_CHECKING:
     from octavo.engine.engine_request import EngineRequest
@@ -371,6 +372,8 @@ def _parameters(sampling: SamplingParams) -> dict[str, Parameter]:
             told[each.name] = value.max_tokens
         elif isinstance(value, RepetitionDetection):
             told[each.name] = str(value)
+        elif isinstance(value, PoolingParams):
+            told[each.name] = value.pooling
         elif isinstance(value, _PLAIN):
             told[each.name] = value
         else:

@@ -6,6 +6,7 @@ ConfigError. Batch invariance holds bit for bit: what is computed for a token de
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
@@ -29,6 +30,7 @@ from octavo.executors.cpu_drawing import (
 )
 from octavo.executors.cpu_program import lower
 from octavo.executors.cpu_threads import default_num_threads
+from octavo.executors.pooling import PoolPart, Pools
 from octavo.executors.rows import Rows
 from octavo.program.ops import Program
 from octavo.program.parameters import ParameterSource
@@ -87,6 +89,7 @@ class CpuExecutor:
         self._drawing = _native.Drawing(self._isa, program.vocab_size, max_num_seqs, self._pool.size)
         self._rows = rows = Rows(max_num_seqs, max_model_len, block_size, len(program.kv_groups))
         self._step_rows = _native.StepRows(rows.token_ids, rows.num_tokens, rows.block_tables, block_size)
+        self._pools = Pools(self._runner.hidden_size)
         self._choosers: set[SeqId] = set()  # rows that name tokens whose log-probabilities they want
         self._chosen: ChosenTokens | None = None  # made for the first of them
         self.keep_logits = keep_logits
@@ -120,6 +123,8 @@ class CpuExecutor:
         asked = prompt_queries(plan, row_ids, rows)
         keeps = self.keep_logits or not self._choosers.isdisjoint(plan.seq_ids)
         logits = np.empty((len(_drawn(plan)), self._runner.vocab_size), np.float32) if keeps else None
+        parts = self._pools.step(plan)
+        pools, sums = _pool_arrays(parts)
         mask_of = [] if masks is None else [masks.of.get(seq_id, -1) for seq_id, _ in _drawn(plan)]
         shared_before = self._runner.shared_queries
         model_seconds = self._runner.run(
@@ -134,17 +139,30 @@ class CpuExecutor:
             None if masks is None else masks.bitmaps,
             mask_of,
             logits,
+            pools,
+            sums,
         )
         if logits is not None and self.keep_logits:
             self.last_logits = {s: row for (s, _), row in zip(_drawn(plan), logits, strict=True)}
-        return self._output(plan, asked, logits, self._runner.shared_queries - shared_before, model_seconds)
+        if sums is not None:
+            for part, total in zip(parts, sums, strict=True):
+                part.pool.total[:] = array("d", total.tobytes())
+        num_shared = self._runner.shared_queries - shared_before
+        return self._output(plan, asked, parts, logits, num_shared, model_seconds)
 
     def _output(
-        self, plan: SchedulerOutput, asked: PromptQueries, logits: Float32 | None, num_shared: int, model_seconds: float
+        self,
+        plan: SchedulerOutput,
+        asked: PromptQueries,
+        parts: Sequence[PoolPart],
+        logits: Float32 | None,
+        num_shared: int,
+        model_seconds: float,
     ) -> StepOutput:
-        """What was drawn; each row has its first token already. `logits`: of the rows that drew, where wanted."""
+        """What was drawn, each row has its first token already; and what was pooled. `logits`: of the rows that drew,
+        where wanted."""
         drawing = self._drawing
-        if not (drawing.any_failed or drawing.any_logprobs):
+        if not (drawing.any_failed or drawing.any_logprobs or parts):
             return StepOutput(drawing.token_ids, num_shared_queries=num_shared, model_seconds=model_seconds)
         drawn = _drawn(plan)
         token_ids = drawing.token_ids
@@ -152,7 +170,8 @@ class CpuExecutor:
         prompts = prompt_logprobs(drawing, asked, len(drawn), len(token_ids), failed)
         added = [(self._rows.added[s], n) for s, n in drawn]
         logprobs = sampled_logprobs(drawing, added, token_ids, self._named([row for row, _ in added], logits))
-        return StepOutput(token_ids, logprobs, prompts, failed, num_shared, model_seconds)
+        embeddings = self._pools.vectors(parts, failed)
+        return StepOutput(token_ids, logprobs, prompts, failed, num_shared, model_seconds, embeddings)
 
     def _named(self, drawn: Sequence[AddedRow], logits: Float32 | None) -> Mapping[int, Alternatives]:
         if logits is None or not self._choosers:
@@ -179,6 +198,15 @@ class CpuExecutor:
     def close(self) -> None:
         """Lets go of rows and logits; weights and KV memory go with the object."""
         self.last_logits = {}
+        self._pools.close()
+
+
+def _pool_arrays(parts: Sequence[PoolPart]) -> tuple[npt.NDArray[np.int32] | None, npt.NDArray[np.float64] | None]:
+    """The tokens to be summed, [n, 3], and the sums so far, [n, hidden_size]; None for a step that pools nothing."""
+    if not parts:
+        return None, None
+    pools = np.array([(part.begin, part.end, place) for place, part in enumerate(parts)], np.int32)
+    return pools, np.array([part.pool.total for part in parts], np.float64)
 
 
 def _drawn(plan: SchedulerOutput) -> list[tuple[SeqId, int]]:

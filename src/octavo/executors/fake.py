@@ -17,6 +17,7 @@ from zlib import crc32
 from octavo.core.block import BlockId, SeqId
 from octavo.core.protocols import ExecutorInfo, StepMasks
 from octavo.core.scheduler_output import AddedRow, SchedulerOutput, StepOutput
+from octavo.executors.pooling import PoolPart, Pools
 from octavo.outputs import NOTHING_TO_DRAW, TokenLogprobs
 
 NextToken = Callable[[tuple[int, ...], int, int], int]
@@ -24,6 +25,7 @@ NextToken = Callable[[tuple[int, ...], int, int], int]
 LogprobStep = Callable[[tuple[int, ...]], float]
 """history -> how much less likely each next token is than the one before: the r-th best has -(r + 1) times this."""
 
+HIDDEN_SIZE = 16
 SLOT_BYTES = 12  # a token as int64 and a checksum as uint32
 _UNWRITTEN = -1
 _FORCING_BIAS = 100.0  # a logit_bias this large decides the token, as it does in a model
@@ -71,6 +73,7 @@ class FakeExecutor:
         self.num_steps = 0
         self._rows: dict[SeqId, _Row] = {}
         self._store: dict[BlockId, _Slots] = {}  # blocks written so far
+        self._pools = Pools(HIDDEN_SIZE)
 
     @property
     def info(self) -> ExecutorInfo:
@@ -97,6 +100,9 @@ class FakeExecutor:
         entries = list(zip(plan.seq_ids, plan.num_computed_tokens, plan.num_scheduled_tokens, strict=True))
         for (seq_id, first, count), first_write in zip(entries, plan.first_write, strict=True):
             self._write(self._rows[seq_id], first, first + count, first_write)
+        parts = self._pools.step(plan)
+        if parts:
+            self._add_up(parts, plan)
         token_ids: list[int] = []
         logprobs: dict[int, TokenLogprobs] = {}
         prompt_logprobs: dict[SeqId, list[TokenLogprobs]] = {}
@@ -127,7 +133,8 @@ class FakeExecutor:
                 token_ids.append(token_id)
             if num_samples:
                 row.token_ids.append(token_ids[-num_samples])
-        return StepOutput(token_ids, logprobs, prompt_logprobs, failed)
+        embeddings = self._pools.vectors(parts, failed)
+        return StepOutput(token_ids, logprobs, prompt_logprobs, failed, embeddings=embeddings)
 
     def release_blocks(self, block_ids: Sequence[BlockId]) -> None:
         for block_id in block_ids:
@@ -148,6 +155,7 @@ class FakeExecutor:
     def close(self) -> None:
         self._rows.clear()
         self._store.clear()
+        self._pools.close()
 
     # -- deltas --------------------------------------------------------------------------------------------------------
 
@@ -218,6 +226,23 @@ class FakeExecutor:
                 history = [*history, _UNWRITTEN]
         return tuple(history)
 
+    # -- pooling -------------------------------------------------------------------------------------------------------
+
+    def _add_up(self, parts: Sequence[PoolPart], plan: SchedulerOutput) -> None:
+        """A token's hidden state is a function of what its slot's writer saw, as the table tells it."""
+        positions = [
+            (seq_id, position)
+            for seq_id, first, count in zip(
+                plan.seq_ids, plan.num_computed_tokens, plan.num_scheduled_tokens, strict=True
+            )
+            for position in range(first, first + count)
+        ]
+        for part in parts:
+            for seq_id, position in positions[part.begin : part.end]:
+                table = self._rows[seq_id].tables[0]
+                for column, value in enumerate(hidden_of(self._checksum_at(table, position))):
+                    part.pool.total[column] += value
+
     # -- drawing -------------------------------------------------------------------------------------------------------
 
     def _draw(self, row: _Row, history: tuple[int, ...], draw: int) -> int:
@@ -244,6 +269,11 @@ class FakeExecutor:
             return TokenLogprobs.of(token_id, -step, [(each, -(rank + 1) * step) for each, rank in ranks])
         top = tuple(((token_id + r) % self.vocab_size, -(r + 1) * step) for r in range(count))
         return TokenLogprobs(token_id, -step, top)
+
+
+def hidden_of(checksum: int) -> tuple[float, ...]:
+    """HIDDEN_SIZE numbers in [-1, 1): any difference in the history gives others."""
+    return tuple((crc32(bytes((column,)), checksum) - 2**31) / 2**31 for column in range(HIDDEN_SIZE))
 
 
 def hashed_token(history: tuple[int, ...], seed: int, index: int) -> int:

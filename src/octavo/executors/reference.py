@@ -14,6 +14,7 @@ Memory: a block is one array [2 (K, V), layers of a group, block_size, num_kv_he
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from typing import Literal
 
@@ -24,6 +25,7 @@ from octavo.core.block import BlockId, SeqId
 from octavo.core.protocols import ExecutorInfo, StepMasks
 from octavo.core.scheduler_output import SchedulerOutput, StepOutput
 from octavo.errors import ModelFileError
+from octavo.executors.pooling import PoolPart, Pools
 from octavo.executors.reference_ops import attend_token, round_keys, round_values, run_row_op
 from octavo.executors.rows import Rows, StepBatch
 from octavo.outputs import TokenLogprobs
@@ -57,6 +59,7 @@ class ReferenceExecutor:
         self.last_logits: dict[SeqId, Float32] = {}  # [vocab_size] of each row that drew in the latest step
         self._parameters = {name: _load(source, name, shape) for name, shape in program.parameters.items()}
         self._rows = Rows(max_num_seqs, max_model_len, block_size, len(program.kv_groups))
+        self._pools = Pools(program.hidden_size)
         self._place = {
             layer: (group_index, index)
             for group_index, group in enumerate(program.kv_groups)
@@ -87,16 +90,22 @@ class ReferenceExecutor:
         self._copy(plan.copies)
         batch = self._rows.batch(plan)
         prompt_places = self._prompt_places(plan, batch)
-        selected = np.union1d(batch.logits_rows, [t for places in prompt_places.values() for t in places]).astype(int)
+        parts = self._pools.step(plan)
+        asked = [t for places in prompt_places.values() for t in places]
+        pooled = [t for part in parts for t in range(part.begin, part.end)]
+        selected = np.union1d(np.union1d(batch.logits_rows, asked), pooled).astype(int)
         with np.errstate(all="ignore"):  # NaN and infinity are data here: they end as a failed row
-            logits = self._forward(batch, selected)
+            logits, hidden = self._forward(batch, selected)
             of_token = {int(t): row for t, row in zip(selected, logits, strict=True)}
             output = self._draw(plan, batch, of_token, prompt_places, masks)
+            self._add_up(parts, {int(t): row for t, row in zip(selected, hidden, strict=True)})
+        failed = dict(output.failed)
         return StepOutput(
             token_ids=output.token_ids,
             logprobs=output.logprobs,
             prompt_logprobs=output.prompt_logprobs,
-            failed=output.failed,
+            embeddings=self._pools.vectors(parts, failed),
+            failed=failed,
         )
 
     def release_blocks(self, block_ids: Sequence[BlockId]) -> None:
@@ -120,16 +129,18 @@ class ReferenceExecutor:
     def close(self) -> None:
         self._blocks.clear()
         self._parameters.clear()
+        self._pools.close()
 
     # The forward pass
 
-    def _forward(self, batch: StepBatch, selected: npt.NDArray[np.int64]) -> Float32:
-        """Logits [selected rows, vocab_size]."""
+    def _forward(self, batch: StepBatch, selected: npt.NDArray[np.int64]) -> tuple[Float32, Float32]:
+        """Logits [selected rows, vocab_size] and the final hidden state [selected rows, hidden_size]."""
         buffers: dict[str, Float32] = {}
         for op in self.program.ops:
             match op:
                 case ops.Output():
-                    return buffers[op.x]
+                    hidden = self.program.hidden
+                    return buffers[op.x], buffers[hidden] if hidden is not None else _no_rows(len(selected))
                 case ops.SelectRows():
                     if not len(selected):
                         break
@@ -142,7 +153,7 @@ class ReferenceExecutor:
                     buffers[op.out] = run_row_op(
                         op, buffers, self._parameters, batch.token_ids, batch.positions, self.program.buffers[op.out]
                     )
-        return np.empty((0, self.program.vocab_size), np.float32)
+        return _no_rows(0), _no_rows(0)
 
     def _write_kv(self, op: ops.WriteKV, k: Float32, v: Float32, batch: StepBatch) -> None:
         group, index = self._place[op.layer]
@@ -186,7 +197,15 @@ class ReferenceExecutor:
             self._check_block(target)
             self._blocks[target] = block
 
-    # Drawing
+    # Pooling and drawing
+
+    def _add_up(self, parts: Sequence[PoolPart], hidden: dict[int, Float32]) -> None:
+        """`hidden`: by row of the step."""
+        for part in parts:
+            total = np.array(part.pool.total)
+            for t in range(part.begin, part.end):
+                total += hidden[t]
+            part.pool.total[:] = array("d", total.tobytes())
 
     def _prompt_places(self, plan: SchedulerOutput, batch: StepBatch) -> dict[SeqId, list[int]]:
         """For sequences that ask for prompt log-probabilities: the step's rows whose next token is in the prompt."""
@@ -254,6 +273,10 @@ class ReferenceExecutor:
             end_token_ids=added.end_token_ids,
             allowed=masks.bitmaps[masks.of[seq_id]] if masks is not None and seq_id in masks.of else None,
         )
+
+
+def _no_rows(count: int) -> Float32:
+    return np.empty((count, 0), np.float32)
 
 
 def _logprobs(logits: Float32, token_id: int, num_top: int, chosen: Sequence[int] = ()) -> TokenLogprobs:

@@ -222,6 +222,18 @@ class Program:
         return sum(len(group.layers) for group in self.kv_groups)
 
     @property
+    def hidden(self) -> str | None:
+        """The final hidden state of the selected rows: the buffer that the head's last product multiplies, behind the
+        last norm. None where the head has no product."""
+        head = self.ops[next(i for i, op in enumerate(self.ops) if isinstance(op, SelectRows)) :]
+        return next((op.x for op in reversed(head) if isinstance(op, Linear)), None)
+
+    @property
+    def hidden_size(self) -> int:
+        """Its columns; 0 where there is none."""
+        return 0 if self.hidden is None else self.buffers[self.hidden]
+
+    @property
     def linear_weights(self) -> frozenset[str]:
         """Parameters that some `Linear` multiplies with; a tied embedding is one."""
         return frozenset(op.weight for op in self.ops if isinstance(op, Linear))

@@ -23,7 +23,7 @@ from octavo.server.limits import MAX_LISTED_ITEMS, MAX_REQUEST_ID_CHARS
 from octavo.server.metrics import CONTENT_TYPE, ServerMetrics
 from octavo.server.ollama import generate
 from octavo.server.ollama import models as ollama_models
-from octavo.server.openai import chat, completions, forks, models, schema_check
+from octavo.server.openai import chat, completions, embeddings, forks, models, schema_check
 from octavo.server.openai.call import Routes
 from octavo.server.openai.parse import UnknownNames
 from octavo.server.protocol import EngineLike, GrammarChecker, TemplateLike, TokenizerLike
@@ -105,6 +105,11 @@ def _add_openai(app: FastAPI, routes: Routes) -> None:
     async def create_completion(request: Request) -> Response:
         """The continuation of one or many prompts, whole or as server-sent events."""
         return await completions.create_completion(routes, request)
+
+    @app.post("/v1/embeddings", response_class=Response)
+    async def create_embeddings(request: Request) -> Response:
+        """A vector for each of one or many texts, of the model's hidden states."""
+        return await embeddings.create_embeddings(routes, request)
 
     @app.post("/v1/fork", response_class=Response)
     async def create_fork(request: Request) -> Response:

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 from octavo.errors import ConfigError
 from octavo.log_lines import LOG_FORMATS, LogFormat
+from octavo.pooling_params import POOLINGS, Pooling
 from octavo.server.limits import MAX_MODEL_NAME_CHARS, Limits
 from octavo.server.tools.speech import check_parsers
 
@@ -50,6 +51,7 @@ class ServerConfig:
     shutdown_timeout_seconds: float = 30.0  # how long requests in flight may go on after SIGTERM; 0: not at all
     log_format: LogFormat = "text"
     otlp_traces_endpoint: str | None = None  # URL of an OTLP receiver; None: no traces
+    embedding_pooling: Pooling = "mean"  # of /v1/embeddings: over all tokens, or the last one's state
     queue_timeout_seconds: float = 60.0  # a request that waited so long without being started is ended; 0: never
     request_timeout_seconds: float = 0.0  # one that is not done after so long is ended; 0: never
     limits: Limits = field(default_factory=Limits)
@@ -77,6 +79,11 @@ class ServerConfig:
                 )
         self._check_origins()
         self._check_tls()
+        if self.embedding_pooling not in POOLINGS:
+            raise ConfigError(
+                f"embedding_pooling is {self.embedding_pooling!r}; it must be {' or '.join(POOLINGS)}",
+                param="embedding_pooling",
+            )
         check_parsers(self.tool_call_parser, self.reasoning_parser)
         if not isinstance(self.explain_cache, bool):
             raise ConfigError(

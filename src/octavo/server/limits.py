@@ -106,6 +106,7 @@ class Limits:
     max_samples: int = _limit(4096, "Prompts x n (best_of, beam_width) of one call: 400.")
     max_work_tokens: int = _limit(2**22, "The same x max_tokens: 400.")
     max_logprobs: int = _limit(2**21, "Log-probabilities of one call, every alternative of every token: 400.")
+    max_embedding_values: int = _limit(2**22, "Inputs x dimensions of one call for embeddings: 400.")
     max_prompts_in_flight: int = _limit(64, "Prompts of one call in the engine at once; the rest wait in the server.")
     max_chars_per_token: int = _limit(128, "A prompt of more characters than this times the context: 400, unread.")
     large_text_chars: int = _limit(16 * 2**10, "A longer text is tokenised off the event loop.")

@@ -19,6 +19,7 @@ from octavo.server.dialects import is_anthropic, is_ollama
 from octavo.server.ollama import responses as ollama
 from octavo.server.ollama.schemas import OllamaChatRequest, OllamaGenerateRequest, OllamaShowRequest
 from octavo.server.openai import responses as shapes
+from octavo.server.openai.embedding_fields import EmbeddingRequest
 from octavo.server.openai.schemas import (
     ChatRequest,
     CompletionRequest,
@@ -36,6 +37,7 @@ _REF: Final = "#/components/schemas/{model}"
 SHAPES: Final[dict[tuple[str, str], tuple[type[BaseModel] | None, type[BaseModel]]]] = {
     ("post", "/v1/chat/completions"): (ChatRequest, shapes.ChatCompletion),
     ("post", "/v1/completions"): (CompletionRequest, shapes.Completion),
+    ("post", "/v1/embeddings"): (EmbeddingRequest, shapes.EmbeddingList),
     ("post", "/v1/fork"): (ForkRequest, shapes.Fork),
     ("post", "/v1/schema/check"): (SchemaCheckRequest, shapes.SchemaCheck),
     ("post", "/v1/responses"): (ResponsesRequest, responses.ResponseBody),

@@ -24,7 +24,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from octavo.config import EngineConfig, octavo_home
+from octavo.config import EngineConfig
 from octavo.errors import ConfigError, OctavoError
 from octavo.log_lines import configure, one_line
 from octavo.server.config import ServerConfig
@@ -264,16 +264,10 @@ class _Serving:
         front = await asyncio.to_thread(load, self._engine_config.model)
         if front is None:
             return None
-        source = _template_source(self._config, front)
-        if source is not None:
-            from octavo.server.template_workers import TemplateWorkers
+        from octavo.server.text_parts import text_parts
 
-            self._workers = TemplateWorkers(
-                source, bos_token=front.bos_token, eos_token=front.eos_token, limits=self._config.limits
-            )
-        checks = () if self._workers is None else (self._workers.check(),)
-        await asyncio.gather(asyncio.to_thread(front.tokenizer.encode, ""), *checks)  # both build what is to be used
-        return front.tokenizer, self._workers
+        tokenizer, self._workers = await text_parts(front, self._config)
+        return tokenizer, self._workers
 
     async def _until_end(
         self,
@@ -403,14 +397,6 @@ async def _close_http(http: uvicorn.Server, serving: asyncio.Task[None]) -> None
         await serving
 
 
-def _load_front(model: str) -> Front:
-    """Tokenizer and template of files that are here. Raises ModelFileError."""
-    from octavo.loading.front import load_front
-    from octavo.loading.model_files import resolve
-
-    return load_front(resolve(model, home=octavo_home(), download=False))
-
-
 def _load_front_early(model: str) -> Front | None:
     """None where the files are not here yet, or wrong: the engine fetches them, or says what is wrong."""
     from octavo.errors import ModelFileError
@@ -421,11 +407,7 @@ def _load_front_early(model: str) -> Front | None:
         return None
 
 
-def _template_source(config: ServerConfig, front: Front) -> str | None:
-    if config.chat_template is None:
-        return front.chat_template
-    try:
-        return config.chat_template.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise ConfigError(f"--chat-template {config.chat_template} cannot be read: {reason}", param="chat_template")
+def _load_front(model: str) -> Front:
+    from octavo.server.text_parts import load_front
+
+    return load_front(model)

@@ -213,9 +213,9 @@ def test_the_info_tells_what_was_decided(llm: LLM) -> None:
 
 def test_the_public_names_are_these() -> None:
     assert octavo.__all__ == [
-        "LLM", "BadRequest", "CompletionOutput", "ConfigError", "EngineConfig", "EngineDead", "InternalError",
-        "ModelFileError", "NotFound", "OctavoError", "QueueFull", "RequestError", "RequestOutput", "SamplingParams",
-        "__version__",
+        "LLM", "BadRequest", "CompletionOutput", "ConfigError", "EmbeddingOutput", "EngineConfig", "EngineDead",
+        "InternalError", "ModelFileError", "NotFound", "OctavoError", "PoolingParams", "QueueFull", "RequestError",
+        "RequestOutput", "SamplingParams", "__version__",
     ]  # fmt: skip
     assert all(getattr(octavo, name) is not None for name in octavo.__all__)
     assert dir(octavo) == sorted(octavo.__all__)

@@ -246,6 +246,29 @@ class Completion(Shape):
     prompt_progress: Progress | None = None
 
 
+class Embedding(Shape):
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | str  # base64 of little-endian float32
+
+
+class EmbeddingUsage(Shape):
+    prompt_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+class EmbeddingList(Shape):
+    id: str
+    object: Literal["list"]
+    created: int
+    model: str
+    system_fingerprint: str
+    data: list[Embedding]
+    usage: EmbeddingUsage
+    octavo: Explained | None = None
+
+
 class ForkedFrom(Shape):
     id: str
     index: int
