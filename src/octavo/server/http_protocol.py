@@ -16,13 +16,16 @@ import asyncio
 import re
 import secrets
 from http import HTTPStatus
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from octavo.server.errors import envelope
 from octavo.server.limits import Limits
+
+if TYPE_CHECKING:
+    from uvicorn._types import ASGISendEvent
 
 
 class TooManyPipelined(Exception):
@@ -122,6 +125,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._stop_timer()
         super().on_headers_complete()
         self._owed = [cycle for cycle in (*self._owed, self.cycle) if not cycle.response_complete]
+        if self.scope.get("http_version") == "1.0":
+            _without_chunks(self.cycle)
 
     def on_body(self, body: bytes) -> None:
         self._header_bytes = 0
@@ -216,6 +221,25 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def _close(self) -> None:
         self.transport.close()
         self._watch_reader()
+
+
+def _without_chunks(cycle: RequestResponseCycle) -> None:
+    """HTTP/1.0 knows no chunks: an answer whose length nobody knows is sent as it is, and its end closes the connection
+    (uvicorn keeps none alive for HTTP/1.0)."""
+    send = cycle.send
+    is_unframed = False
+
+    async def plain(message: ASGISendEvent) -> None:
+        nonlocal is_unframed
+        if message["type"] == "http.response.start":
+            is_unframed = all(name.lower() != b"content-length" for name, _ in message.get("headers", ()))
+            if is_unframed:
+                cycle.chunked_encoding = False
+        elif is_unframed and message["type"] == "http.response.body":
+            cycle.expected_content_length = len(message.get("body", b""))
+        await send(message)
+
+    cycle.send = plain  # type: ignore[method-assign]
 
 
 _READ_BYTES = 256 * 2**10  # the most one read of the transport brings

@@ -153,8 +153,8 @@ class PromptEncoder:
         info, limits = self._info, self._limits
         if num_tokens > info.max_model_len:
             raise BadRequest(
-                f"a prompt has {num_tokens} tokens, max_model_len is {info.max_model_len} for prompt and answer "
-                "together; shorten it",
+                f"a prompt has {num_tokens} tokens; this model's maximum context length is {info.max_model_len} "
+                f"tokens, prompt and answer together: shorten it (max_model_len is {info.max_model_len})",
                 param=param,
                 code="context_length_exceeded",
             )

@@ -260,6 +260,22 @@ def test_http_1_0_and_expect_continue_work() -> None:
     run(go())
 
 
+def test_a_stream_over_http_1_0_comes_without_chunks_and_ends_with_the_connection() -> None:
+    async def go() -> None:
+        async with listening() as port:
+            body = b'{"prompt": "hi", "max_tokens": 5, "temperature": 0, "ignore_eos": true, "stream": true}'
+            head = b"POST /v1/completions HTTP/1.0\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+            answer = await talk(port, head % len(body) + body)
+            top, _, events = answer.partition(b"\r\n\r\n")
+            assert b" 200 OK" in top
+            assert b"transfer-encoding" not in top.lower()
+            assert events.startswith(b"data: {")
+            assert events.endswith(b"\n\ndata: [DONE]\n\n")
+            assert events.count(b"data: {") > 1
+
+    run(go())
+
+
 def test_an_upgrade_is_not_followed() -> None:
     upgrade = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade, close\r\nUpgrade: %s\r\n\r\n"
 

@@ -186,8 +186,9 @@ def check_prompt_ids(ids: Sequence[int], info: EngineInfo, param: str, max_token
     room = info.max_model_len - len(ids)
     if room < (0 if max_tokens == 0 else 1):
         raise BadRequest(
-            f"{param} has {len(ids)} tokens, max_model_len is {info.max_model_len} for prompt and answer together; "
-            "shorten it, or start the server with a larger --max-model-len",
+            f"{param} has {len(ids)} tokens; this model's maximum context length is {info.max_model_len} tokens, "
+            "prompt and answer together: shorten it, or start the server with a larger --max-model-len "
+            f"(max_model_len is {info.max_model_len})",
             param=param,
             code="context_length_exceeded",
         )

@@ -19,6 +19,7 @@ from pydantic_core import ErrorDetails
 
 from octavo.errors import BadRequest, short_number
 from octavo.server.counts import check_counts
+from octavo.server.dialects import is_ollama
 from octavo.server.errors import PayloadError
 from octavo.server.json_body import parse_object
 from octavo.server.limits import Limits
@@ -27,6 +28,7 @@ from octavo.server.openai.schemas import neutral_reason, neutral_values
 
 logger = logging.getLogger("octavo.server")
 
+_BROWSER_HEADERS = ("origin", "sec-fetch-site", "sec-fetch-mode")  # which a page cannot leave out
 MAX_LOGGED_NAMES = 256
 MAX_NAME_CHARS = 64
 
@@ -68,13 +70,22 @@ class UnknownNames:
 
 async def read(request: Request, schema: type[Schema], limits: Limits, unknown: UnknownNames) -> Schema:
     """The request's body as the schema. Raises BadRequest, PayloadError (415)."""
-    content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if content_type != "application/json" and not content_type.endswith("+json"):
+    if not _is_json(request):
         raise PayloadError(415, "the body must be JSON; send Content-Type: application/json")
     body: bytes = request.scope["octavo.body"]
     if len(body) > limits.large_body_bytes:
         return await asyncio.to_thread(_read, body, schema, limits, unknown)
     return _read(body, schema, limits, unknown)
+
+
+def _is_json(request: Request) -> bool:
+    """What the request says of its body. Pages of other sites may send any body, but not one that says it is JSON;
+    where Ollama's clients ask, who do not all say it, nothing said is enough unless a browser sends it."""
+    content_type = request.headers.get("content-type")
+    if content_type is None:
+        return is_ollama(request.url.path) and not any(name in request.headers for name in _BROWSER_HEADERS)
+    kind = content_type.partition(";")[0].strip().lower()
+    return kind == "application/json" or kind.endswith("+json")
 
 
 def _read(body: bytes, schema: type[Schema], limits: Limits, unknown: UnknownNames) -> Schema:

@@ -286,7 +286,20 @@ def test_errors_of_the_door_and_the_router_have_their_envelope() -> None:
             check_refusal(await here.client.get(CHAT), 405)
             check_refusal(await here.post("/api/pull", {}), 404)
             assert "'other' is not served here" in check_refusal(await ask(here, CHAT, model="other"), 404)
-            check_refusal(await here.client.post(CHAT, content=b"{}"), 415)
+            check_refusal(await here.client.post(CHAT, content=b"{}", headers={"Content-Type": "text/plain"}), 415)
+
+    run(go())
+
+
+def test_a_body_that_does_not_say_what_it_is_is_taken_unless_a_browser_sends_it() -> None:
+    """litellm says nothing; a page may leave it out too, but not who it is."""
+
+    async def go() -> None:
+        async with site() as here:
+            body = b'{"model": "fake", "messages": [{"role": "user", "content": "hi"}], "stream": false}'
+            assert (await here.client.post(CHAT, content=body)).status_code == 200
+            for name in ("Origin", "Sec-Fetch-Site", "Sec-Fetch-Mode"):
+                check_refusal(await here.client.post(CHAT, content=body, headers={name: "http://127.0.0.1"}), 415)
 
     run(go())
 
