@@ -3,7 +3,7 @@
 #   make serve       build, fetch the default model, serve it on 127.0.0.1:8000
 #   make test        build and run the test suite (minutes)
 #
-#   install  test-long  test-security  test-sanitize  audit  lint  typecheck  bench  dist  docs  clean
+#   install  test-long  test-clients  test-security  test-sanitize  audit  lint  typecheck  bench  dist  docs  clean
 #
 # MODEL=...     what `make serve` serves          ARGS="--port 9000"   passed on to the command
 # PYTHON=...    the interpreter .venv is made of
@@ -14,7 +14,7 @@ BIN    := $(VENV)/bin
 MODEL  ?= smollm2
 NATIVE := CMakeLists.txt pyproject.toml $(shell find native -type f)
 
-.PHONY: install serve test test-long test-sanitize test-security test-parity audit lint typecheck bench dist docs clean
+.PHONY: install serve test test-long test-clients test-sanitize test-security test-parity audit lint typecheck bench dist docs clean
 
 install: $(VENV)/.installed
 
@@ -37,7 +37,7 @@ serve: install
 
 test: $(VENV)/.installed-test
 	$(BIN)/octavo pull smollm2
-	$(BIN)/python -m pytest -m "not long and not parity and not dist" $(ARGS)
+	$(BIN)/python -m pytest -m "not long and not parity and not dist and not clients" $(ARGS)
 
 test-long: $(VENV)/.installed-test
 	$(BIN)/octavo pull smollm2
@@ -55,6 +55,23 @@ audit: $(VENV)-users/.installed
 test-sanitize: $(VENV)/.installed-test
 	VENV=$(VENV) scripts/test_sanitize.sh $(ARGS)
 	VENV=$(VENV) scripts/test_sanitize.sh --thread
+
+# Other people's clients, in an environment of theirs; the server they ask runs in octavo's own.
+CLIENTS := tests/clients/requirements.txt tests/clients/package.json
+
+test-clients: $(VENV)-clients/.installed
+	$(BIN)/octavo pull smollm2
+	OCTAVO_TEST_PYTHON=$(abspath $(BIN))/python OCTAVO_NODE_MODULES=$(abspath $(VENV)-clients)/node_modules \
+	  $(VENV)-clients/bin/python -m pytest -m "clients and not long" tests/clients $(ARGS)
+
+$(VENV)-clients/.installed: $(VENV)/.installed-test $(CLIENTS)
+	$(PYTHON) -m venv $(VENV)-clients
+	$(VENV)-clients/bin/python -m pip install -q --upgrade pip
+	$(VENV)-clients/bin/python -m pip install -q -r tests/clients/requirements.txt
+	cp tests/clients/package.json $(VENV)-clients
+	command -v npm >/dev/null && npm install --prefix $(VENV)-clients --no-audit --no-fund --loglevel=error || \
+	  echo "no npm: the tests with Node are skipped"
+	@touch $@
 
 # In an environment of its own: torch and transformers are the oracles, and nothing of octavo may need them.
 test-parity: $(VENV)-parity/.installed
@@ -110,4 +127,4 @@ docs: $(VENV)/.installed-test
 	$(BIN)/python scripts/make_limits_docs.py
 
 clean:
-	rm -rf build dist $(VENV) $(VENV)-parity $(VENV)-users .venv-audit src/octavo/_native*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf build dist $(VENV) $(VENV)-parity $(VENV)-users $(VENV)-clients .venv-audit src/octavo/_native*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis
