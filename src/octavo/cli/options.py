@@ -1,5 +1,6 @@
 """The options of `octavo serve` and its sisters, declared once: name, owner, kind, words. Those of keys, TLS and CORS
-stand in access_options.py, those of the limits are made from the limits themselves.
+stand in access_options.py, those of stored responses in store_options.py; those of the limits are made from
+the limits themselves.
 
 One row of `OPTIONS` gives the command-line option, the key of the configuration file, the field of EngineConfig or
 ServerConfig it sets, and its line in the docs. Names are vLLM's where vLLM has one. Refuses to hold a default: a value
@@ -19,6 +20,7 @@ from octavo.cli.access_options import ACCESS_OPTIONS
 from octavo.cli.limit_options import LIMIT_OPTIONS, limit_default
 from octavo.cli.option import Option, Owner
 from octavo.cli.sizes import parse_count, parse_size
+from octavo.cli.store_options import STORE_OPTIONS
 from octavo.config import DEFAULT_MODEL, EngineConfig, forced_isa
 from octavo.errors import ConfigError
 from octavo.log_lines import LOG_FORMATS
@@ -64,26 +66,7 @@ OPTIONS: tuple[Option, ...] = (
         "leave it in the answer. Default: as its chat template says.",
         metavar="NAME",
     ),
-    Option(
-        "response-store-path",
-        "server",
-        "path",
-        "File that keeps the responses of /v1/responses over a restart; one server each. Default: they are kept in "
-        "memory.",
-        metavar="FILE",
-    ),
-    Option(
-        "response-store-entries",
-        "server",
-        "whole",
-        "Most responses kept; the oldest of whoever has most go first. 0 keeps none.",
-    ),
-    Option(
-        "response-store-bytes",
-        "server",
-        "size",
-        "Most bytes they hold, answers and input together, such as 1GiB.",
-    ),
+    *STORE_OPTIONS,
     Option(
         "embedding-pooling",
         "server",
