@@ -11,7 +11,7 @@ import httpx
 
 from support.http_site import Site
 
-_REASONS = {"max_tokens": "length", "stop_sequence": "stop", "end_turn": "stop"}
+_REASONS = {"max_tokens": "length", "max_output_tokens": "length", "stop_sequence": "stop", "end_turn": "stop"}
 
 
 class Said(NamedTuple):
@@ -58,6 +58,7 @@ TEXT_ROUTES = (
     TextRoute("/v1/chat/completions"),
     TextRoute("/v1/completions", prompt="prompt"),
     TextRoute("/v1/messages", stop="stop_sequences"),
+    TextRoute("/v1/responses", prompt="input", length="max_output_tokens"),
     TextRoute("/api/chat", length="num_predict", options="options"),
     TextRoute("/api/generate", prompt="prompt", length="num_predict", options="options"),
 )
@@ -69,6 +70,9 @@ def said_in(body: Mapping[str, Any]) -> Said:
         choice = body["choices"][0]
         text = choice["message"]["content"] if "message" in choice else choice["text"]
         return Said(text, choice["finish_reason"])
+    if "output" in body:
+        parts = [part for item in body["output"] for part in item["content"]]
+        return Said("".join(part["text"] for part in parts), _responses_reason(body))
     if "content" in body:
         return Said("".join(block["text"] for block in body["content"]), _reason(body["stop_reason"]))
     return Said(_ollama_text(body), body["done_reason"])
@@ -81,7 +85,7 @@ def said_in_stream(content: str) -> Said:
         if not line or line.startswith("event: ") or line == "data: [DONE]":
             continue
         event = json.loads(line.removeprefix("data: "))
-        assert "error" not in event, event
+        assert not event.get("error"), event
         if "choices" in event:
             for choice in event["choices"]:
                 text += choice["delta"].get("content", "") if "delta" in choice else choice["text"]
@@ -89,6 +93,10 @@ def said_in_stream(content: str) -> Said:
         elif "done" in event:
             text += _ollama_text(event)
             reasons.append(event.get("done_reason"))
+        elif event["type"] == "response.output_text.delta":
+            text += event["delta"]
+        elif event["type"] in ("response.completed", "response.incomplete"):
+            reasons.append(_responses_reason(event["response"]))
         elif event["type"] == "content_block_delta":
             text += event["delta"]["text"]
         elif event["type"] == "message_delta":
@@ -101,6 +109,10 @@ def said_in_stream(content: str) -> Said:
 def _ollama_text(body: Mapping[str, Any]) -> str:
     text: str = body["message"]["content"] if "message" in body else body["response"]
     return text
+
+
+def _responses_reason(body: Mapping[str, Any]) -> str:
+    return "stop" if body["status"] == "completed" else _REASONS[body["incomplete_details"]["reason"]]
 
 
 def _reason(word: str | None) -> str | None:

@@ -18,7 +18,7 @@ from octavo.outputs import CacheReason
 MAX_TENANTS = 64
 MAX_PROMPTS = 16  # of one tenant
 MAX_PROMPT_TOKENS = 4096  # of each are remembered
-MAX_EVICTED = 2**16
+MAX_EVICTED = 2**14  # about 4 MB
 _TOKEN_BYTES = 4
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import Any
 
 import pytest
@@ -13,6 +14,9 @@ from octavo.constraints.grammar import Grammar
 from octavo.core.scheduler_output import AddedRow
 from support.http_site import CHAT, Site, check_error, events, run, site
 from support.leaving import Caller, settled
+
+RESPONSES = "/v1/responses"
+RESPONSE_ID = re.compile(rb'"id":"(resp_\w+)"')
 
 
 def test_a_conversation_goes_on_after_its_client_left_in_the_middle_of_a_turn() -> None:
@@ -39,6 +43,38 @@ def test_a_conversation_goes_on_after_its_client_left_in_the_middle_of_a_turn() 
                 ), "what the turn that was left had computed is what it would have been"
                 assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
                 turns = [*turns, {"role": "assistant", "content": said}, {"role": "user", "content": "and then?"}]
+            await settled(here)
+
+    run(go())
+
+
+def test_a_stored_conversation_goes_on_after_its_client_left_in_the_middle_of_a_turn() -> None:
+    """sglang#36475, where the server keeps the conversation: from the last whole turn, and from what was left."""
+
+    async def go() -> None:
+        async with site(max_model_len=1024) as here:
+            asked: dict[str, Any] = {"input": "hello", "max_output_tokens": 30, "temperature": 0, "ignore_eos": True}
+            last = (await here.post(RESPONSES, asked)).json()
+            for number in range(5):
+                turn = asked | {"input": f"and {number}?", "previous_response_id": last["id"]}
+                caller = Caller(here, RESPONSES, turn | {"stream": True, "max_output_tokens": 200})
+                while not here.engine.stats().num_requests_running:
+                    await asyncio.sleep(0)
+                here.engine.hold()
+                await caller.leave()
+                assert len(here.engine.aborted) == number + 1
+                await settled(here)
+                left = RESPONSE_ID.search(b"".join(message.get("body", b"") for message in caller.sent))
+                assert left is not None
+                kept = f"{RESPONSES}/{left[1].decode()}"
+                while (await here.client.get(kept)).json()["status"] == "in_progress":
+                    await asyncio.sleep(0)
+                on = await here.post(RESPONSES, asked | {"previous_response_id": left[1].decode()})
+                assert on.status_code == 200, on.text
+                last = (await here.post(RESPONSES, turn)).json()
+                assert last["status"] == "incomplete"
+                assert last["usage"]["output_tokens"] == 30
+                assert last["usage"]["input_tokens_details"]["cached_tokens"] > 0
             await settled(here)
 
     run(go())

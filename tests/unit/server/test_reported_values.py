@@ -13,6 +13,7 @@ from octavo.engine.engine_request import EngineRequest
 from octavo.loading.fake_tokenizer import FakeTokenizer
 from octavo.outputs import SequenceDelta, TokenLogprobs
 from support.fake_engine import ScriptedEngine
+from support.fim_tokenizer import HOLE, FimTokenizer
 from support.http_site import CHAT, COMPLETIONS, FORK, MESSAGES, check_error, run, said, site
 from support.text_routes import TEXT_ROUTES, Said, TextRoute
 
@@ -25,7 +26,7 @@ JSON = {"Content-Type": "application/json"}
 
 
 @pytest.mark.parametrize("path", list(BODIES))
-@pytest.mark.parametrize("field", ["logit_bias", "stop_token_ids", "allowed_token_ids"])
+@pytest.mark.parametrize("field", ["logit_bias", "stop_token_ids", "allowed_token_ids", "logprob_token_ids"])
 def test_an_id_at_the_end_of_the_vocabulary_is_taken_and_the_next_is_refused(field: str, path: str) -> None:
     """vllm PR#16529, #54195, #11375, sglang#7670: it was written and read past the end of the logits."""
 
@@ -33,6 +34,8 @@ def test_an_id_at_the_end_of_the_vocabulary_is_taken_and_the_next_is_refused(fie
         async with site() as here:
             origin = (await here.complete(max_tokens=1)).json()["id"]
             asked = BODIES[path] | ({"id": origin} if path == FORK else {})
+            if field == "logprob_token_ids":
+                asked = asked | {"logprobs": True if path == CHAT else 1}
             canary = (await here.complete(prompt="canary")).json()["choices"]
             vocab = here.engine.info.vocab_size
             for token_id in (vocab - 1, vocab, vocab + 1, 2**31 - 1, 2**31, 2**63, -1):
@@ -72,6 +75,33 @@ def test_no_number_overflows_on_its_way_to_the_sampler(path: str) -> None:
             for temperature in (1e-10, 1e-45, 1e-300):
                 assert await choices(temperature, 2) == greedy
             assert await choices(1.0, 2) != greedy, "which a draw is not"
+
+    run(go())
+
+
+SAMPLERS: list[dict[str, Any]] = [
+    {"temperature": 0.7, "top_p": 0.5},
+    {"top_k": 3},
+    {"min_p": 0.2},
+    {"repetition_penalty": 1.5, "presence_penalty": 1, "frequency_penalty": -1},
+    {"logit_bias": {"5": 3}, "logprobs": 2},
+    {"min_tokens": 3, "stop": "e"},
+    {"allowed_token_ids": [97, 98], "bad_words": ["a"]},
+    {"structured_outputs": {"regex": "[ab]{4}"}},
+    {"n": 3, "best_of": 4},
+]
+
+
+@pytest.mark.parametrize("sampling", SAMPLERS, ids=lambda sampling: next(iter(sampling)))
+def test_a_hole_is_filled_whatever_the_sampler_is_asked_for(sampling: dict[str, Any]) -> None:
+    """llama.cpp#16498: filling a hole with top_p was a crash."""
+
+    async def go() -> None:
+        async with site(tokenizer=FimTokenizer()) as here:
+            filled = await here.complete(**{"prompt": "def f(", "suffix": "return x", "seed": 5, **sampling})
+            assert filled.status_code == 200, filled.text
+            assert HOLE in here.engine.requests[-1].prompt_token_ids
+            assert (await here.complete()).status_code == 200
 
     run(go())
 
@@ -242,7 +272,9 @@ def test_the_first_token_may_be_the_stop_word_where_log_probabilities_are_asked_
             for route in TEXT_ROUTES:
                 if route.path == "/v1/messages":
                     continue  # has no log-probabilities
-                wanted = {"logprobs": 2} if route.path == COMPLETIONS else {"logprobs": True, "top_logprobs": 2}
+                wanted: dict[str, Any] = {"logprobs": 2} if route.path == COMPLETIONS else {"top_logprobs": 2}
+                if route.path not in (COMPLETIONS, "/v1/responses"):
+                    wanted["logprobs"] = True
                 first = (await route.say(here, length=4)).text[0]
                 response = await route.post(here, length=4, stop=first, stream=stream, **wanted)
                 assert await route.say(here, length=4, stop=first, stream=stream, **wanted) == Said("", "stop")
