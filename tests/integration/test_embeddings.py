@@ -133,6 +133,7 @@ class Run:
         engine.close()
 
 
+@pytest.mark.long  # with small models tests/unit/executors/test_pooling.py tells the same every time
 @pytest.mark.parametrize("pooling", POOLINGS)
 def test_a_vectors_bits_are_its_texts_alone(smollm2_path: Path, pooling: Pooling) -> None:
     alone = Run(smollm2_path, pooling)
