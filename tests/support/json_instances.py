@@ -10,6 +10,7 @@ import json
 import random
 from collections.abc import Iterator, Mapping
 from decimal import Decimal
+from itertools import permutations, product
 from typing import Any
 
 import numpy as np
@@ -44,6 +45,22 @@ def allows(grammar: Grammar, text: str) -> bool:
 def written(schema: Any, value: Any) -> str:
     document = Document(schema)
     return _dumped(_ordered(document, value, (Literal(document.root, True),)))
+
+
+def spellings(value: Any) -> Iterator[str]:
+    """In every order of the names: for places that several schemas speak of, some of them only at times."""
+
+    def orders(value: Any) -> Iterator[Any]:
+        if isinstance(value, list):
+            yield from map(list, product(*(list(orders(each)) for each in value)))
+        elif isinstance(value, dict):
+            for names in permutations(value):
+                for values in product(*(list(orders(value[name])) for name in names)):
+                    yield dict(zip(names, values, strict=True))
+        else:
+            yield value
+
+    yield from map(_dumped, orders(value))
 
 
 def _dumped(value: Any) -> str:

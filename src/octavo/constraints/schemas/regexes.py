@@ -1,9 +1,9 @@
 r"""Patterns of JSON schemas (ECMA 262) as expressions over what JSON writes: `^a"` is `a\\"(..)*` there.
 
-A pattern is parsed to sets of characters, sequences, choices and repetitions, and written out again: over JSON's
-spelling for the grammar's lexer, or for Python's `re`, to ask whether a known text matches. Refuses (Unsupported) what
-is no regular expression (look-around, back-references), word boundaries, properties of Unicode, and anchors anywhere
-but at the ends. Texts are spelled one way here: `\"`, `\\`, `\b \f \n \r \t`, `\u00xx` for other control characters,
+A pattern is parsed to sets of characters, sequences, choices and repetitions, and written out again over JSON's
+spelling, for the grammar's lexer; whether a known text matches is told here. Refuses (Unsupported) what is no regular
+expression (look-around, back-references), word boundaries, properties of Unicode, and anchors anywhere but at the ends.
+Texts are spelled one way here: `\"`, `\\`, `\b \f \n \r \t`, `\u00xx` for other control characters,
 everything else as it is.
 """
 
@@ -104,16 +104,14 @@ class Pattern:
     def __init__(self, pattern: str, place: str = "") -> None:
         """Raises Unsupported."""
         self._whole = _whole(_Parser(pattern, place).parse(), pattern, place)
-        self._compiled: re.Pattern[str] | None = None
 
     def quoted(self) -> str:
         """For the lexer: what stands between the quotes of a text that matches."""
-        return _written(self._whole, is_quoted=True)
+        return _written(self._whole)
 
     def matches(self, text: str) -> bool:
-        if self._compiled is None:
-            self._compiled = re.compile(_written(self._whole, is_quoted=False))
-        return self._compiled.fullmatch(text) is not None
+        """Without going back in the text, however the pattern is made."""
+        return len(text) in _ends(self._whole, text, {0})
 
 
 def quoted_text(text: str) -> str:
@@ -301,40 +299,66 @@ def _has_anchor(part: Part) -> bool:
             return False
 
 
-def _written(part: Part, *, is_quoted: bool) -> str:
+def _ends(part: Part, text: str, starts: set[int]) -> set[int]:
+    """Where a match can end that begins at one of these places."""
     match part:
         case Chars(ranges):
-            return _quoted_chars(ranges) if is_quoted else _class_of(ranges, python=True)
+            return {at + 1 for at in starts if at < len(text) and _is_in(ranges, ord(text[at]))}
         case Sequence(parts):
-            return "(?:" + "".join(_written(each, is_quoted=is_quoted) for each in parts) + ")"
+            for each in parts:
+                starts = _ends(each, text, starts)
+            return starts
         case Choice(options):
-            return "(?:" + "|".join(_written(each, is_quoted=is_quoted) for each in options) + ")"
+            return set().union(*(_ends(each, text, starts) for each in options))
         case Repeat(inner, least, most):
-            times = {(0, None): "*", (1, None): "+", (0, 1): "?"}.get((least, most))
-            times = times or f"{{{least},{'' if most is None else most}}}"
-            return f"(?:{_written(inner, is_quoted=is_quoted)}){times}"
+            for _ in range(least):
+                before, starts = starts, _ends(inner, text, starts)
+                if starts == before:
+                    break
+            found, count = set(starts), least
+            while starts and count != most:
+                starts = _ends(inner, text, starts) - found
+                found |= starts
+                count += 1
+            return found
         case Anchor():
             raise AssertionError("anchors are gone")
 
 
-def _class_of(ranges: Ranges, *, python: bool = False) -> str:
+def _is_in(ranges: Ranges, code: int) -> bool:
+    return any(low <= code <= high for low, high in ranges)
+
+
+def _written(part: Part) -> str:
+    match part:
+        case Chars(ranges):
+            return _quoted_chars(ranges)
+        case Sequence(parts):
+            return "(?:" + "".join(_written(each) for each in parts) + ")"
+        case Choice(options):
+            return "(?:" + "|".join(_written(each) for each in options) + ")"
+        case Repeat(inner, least, most):
+            times = {(0, None): "*", (1, None): "+", (0, 1): "?"}.get((least, most))
+            times = times or f"{{{least},{'' if most is None else most}}}"
+            return f"(?:{_written(inner)}){times}"
+        case Anchor():
+            raise AssertionError("anchors are gone")
+
+
+def _class_of(ranges: Ranges) -> str:
     def one(code: int) -> str:
         if chr(code).isascii() and chr(code).isalnum():
             return chr(code)
-        return rf"\U{code:08x}" if python else rf"\x{{{code:x}}}"
+        return rf"\x{{{code:x}}}"
 
     inside = "".join(one(low) if low == high else f"{one(low)}-{one(high)}" for low, high in ranges)
-    return f"[{inside}]" if inside else ("(?!)" if python else r"[^\x{0}-\x{10ffff}]")
+    return f"[{inside}]" if inside else r"[^\x{0}-\x{10ffff}]"
 
 
 def _quoted_chars(ranges: Ranges) -> str:
     plain = _without(_without(ranges, _ranges((0, 31), (34, 34), (92, 92))), _SURROGATES)
     options = [_class_of(plain)] if plain else []
-    options += [
-        _SHORT.get(code) or rf"\\u{code:04x}"
-        for code in (*range(32), 34, 92)
-        if any(low <= code <= high for low, high in ranges)
-    ]
+    options += [_SHORT.get(code) or rf"\\u{code:04x}" for code in (*range(32), 34, 92) if _is_in(ranges, code)]
     if not options:
         return _class_of(())
     return options[0] if len(options) == 1 else f"(?:{'|'.join(options)})"

@@ -100,3 +100,9 @@ def test_what_is_not_supported_is_named(pattern: str, why: str) -> None:
     with pytest.raises(Unsupported, match=why) as refused:
         Pattern(pattern, "#/here")
     assert refused.value.keyword == "pattern"
+
+
+def test_no_pattern_takes_long_to_match() -> None:
+    assert not Pattern("^((a+)+)+$").matches("a" * 2000 + "!")
+    assert Pattern("^(a|aa)+b{0,3}$").matches("a" * 2000 + "bb")
+    assert not Pattern("^(ab?){3}$").matches("abab")
