@@ -187,10 +187,10 @@ class Document:
         """Knows every address, anchor and subschema."""
         root = self.node(schema, _ROOT, "#")
         self._resources[_ROOT] = root.schema
-        pending = [root]
-        while pending:
-            node = pending.pop()
-            here = node.schema
+        pending: list[tuple[Node, Any, str]] = [(root, root.schema, "")]
+        while pending:  # as the text goes, so that numbers are its order
+            parent, here, place = pending.pop()
+            node = self.child(parent, here, place) if place else root
             if isinstance(here.get("$id"), str):
                 self._resources[urldefrag(node.base)[0]] = here
             if isinstance(here.get("$anchor"), str):
@@ -198,9 +198,8 @@ class Document:
             if isinstance(here.get("$dynamicAnchor"), str):
                 self._anchors[urldefrag(node.base)[0], here["$dynamicAnchor"]] = node
                 self._dynamic.setdefault(here["$dynamicAnchor"], []).append(node)
-            for place, child in children(here):
-                if isinstance(child, dict):
-                    pending.append(self.child(node, child, place))
+            below = [(node, child, at) for at, child in children(here) if isinstance(child, dict)]
+            pending.extend(reversed(below))
         return root
 
     def property_names(self, literals: Literals) -> list[str]:
@@ -211,7 +210,7 @@ class Document:
         named: dict[str, None] = {}
         other: dict[str, None] = {}
         seen: set[Node] = set()
-        for literal in literals:
+        for literal in sorted(literals, key=lambda each: each.node.number):
             self._add_names(literal.node, named, other, seen)
         return list(named | other)
 
