@@ -268,6 +268,12 @@ class StepLoop:
                     return frames.Changed(number, self._engine.control.set_priority(call_id, priority))
         except RequestError as error:
             return frames.Declined(question.number, frames.WireError.of(error))
+        except Exception:
+            if not isinstance(question, frames.Locate | frames.Describe | frames.ListLive):
+                raise  # what changes something may have changed half of it
+            _log.exception("a question broke")
+            fault = InternalError("this question met a fault inside the server; what runs goes on")
+            return frames.Declined(question.number, frames.WireError.of(fault))
 
 
 def _tie_to_parent() -> None:

@@ -200,6 +200,13 @@ class Generation:
                 param=_narrows(self._requests[number].sampling),
                 code=NOTHING_TO_DRAW_CODE,
             )
+        if delta.finish_reason == "error" and delta.error_code == "invalid_grammar":  # found with the model's tokens
+            grammar = self._requests[number].sampling.grammar
+            raise BadRequest(
+                delta.error or "the grammar cannot be enforced",
+                param=None if grammar is None else grammar.param,
+                code=delta.error_code,
+            )
         if delta.finish_reason == "error" and delta.error_code is not None:
             raise ServiceUnavailable(
                 delta.error or "the request took too long",

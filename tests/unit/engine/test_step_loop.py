@@ -191,6 +191,34 @@ def test_a_refused_request_and_one_that_breaks_are_answered_each_alone(
     assert caplog.text.count("Traceback") == 1
 
 
+def test_a_question_that_breaks_is_declined_unless_it_changes_something(
+    ends: tuple[Server, socket.socket], caplog: pytest.LogCaptureFixture
+) -> None:
+    server, theirs = ends
+    engine, got = ScriptedEngine(), []
+
+    def broken(*_: object) -> None:
+        raise KeyError("secret 0x7fff")
+
+    def ask(question: frames.Question) -> Turn:
+        return lambda: (server.socket.send(frames.encode(question)), [])[1]
+
+    engine.live = engine.describe = engine.reset_prefix_cache = broken  # type: ignore[method-assign,assignment,attr-defined]
+    engine.script = [
+        ask(frames.ListLive(1, 9)),
+        ask(frames.Describe(2, "cmpl-1", None, 0)),
+        lambda: (got.extend(server.read()), [])[1],
+        ask(frames.ResetPrefixCache(3)),
+        lambda: [],
+    ]
+    with pytest.raises(KeyError):
+        run(engine, frames.EngineChannel(theirs))
+    declined = [message for message in got if isinstance(message, frames.Declined)]
+    assert [(each.number, each.error.kind) for each in declined] == [(1, "InternalError"), (2, "InternalError")]
+    assert "0x" not in declined[0].error.message
+    assert caplog.text.count("Traceback") == 2
+
+
 def test_statistics_leave_before_the_outputs_that_end_an_answer(ends: tuple[Server, socket.socket]) -> None:
     server, theirs = ends
     engine, got = ScriptedEngine(), []

@@ -66,8 +66,7 @@ def test_a_stored_conversation_goes_on_after_its_client_left_in_the_middle_of_a_
                 await settled(here)
                 left = RESPONSE_ID.search(b"".join(message.get("body", b"") for message in caller.sent))
                 assert left is not None
-                kept = f"{RESPONSES}/{left[1].decode()}"
-                while (await here.client.get(kept)).json()["status"] == "in_progress":
+                while here.state.responses._live:  # until it is stored
                     await asyncio.sleep(0)
                 on = await here.post(RESPONSES, asked | {"previous_response_id": left[1].decode()})
                 assert on.status_code == 200, on.text
@@ -125,6 +124,21 @@ def test_a_grammar_that_breaks_in_the_middle_of_a_stream_ends_it_with_one_error(
             assert 0 < len(text) < 10
             assert text.isdigit()
             assert [each.json()["choices"] for each in others] == [alone, free]
+            await settled(here)
+
+    run(go())
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_grammar_that_only_the_models_tokens_show_to_be_wrong_is_a_400_all_the_same(stream: bool) -> None:
+    """sglang#4574: what the check beforehand does not see. The name of a token that this model lacks."""
+
+    async def go() -> None:
+        async with site() as here:
+            form = {"structured_outputs": {"grammar": "start: <[999999]>"}}
+            error = check_error(await here.chat(stream=stream, **form), 400)
+            assert (error["param"], error["code"]) == ("structured_outputs", "invalid_grammar")
+            assert len(here.engine.requests) == 1, "the check beforehand let it pass"
             await settled(here)
 
     run(go())
