@@ -16,7 +16,7 @@ from octavo.loading.model_files import resolve
 from support.hf_folder import write_folder
 from support.server_process import SOURCE
 
-pytestmark = pytest.mark.security("S2")
+pytestmark = [pytest.mark.security("S2"), pytest.mark.long]
 
 CODE = "from pathlib import Path\nPath({target!r}).write_text('run')\nclass Any:\n    pass\n"
 LOAD = (

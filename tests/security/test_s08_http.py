@@ -15,7 +15,7 @@ import pytest
 from support.attack import Attacker, all_targets, check_refusal, unharmed, with_bodies
 from support.server_process import ServerProcess, until
 
-pytestmark = pytest.mark.security("S8")
+pytestmark = [pytest.mark.security("S8"), pytest.mark.long]
 
 OPTIONS = (
     *("--max-model-len", "256", "--max-num-seqs", "16", "--num-gpu-blocks-override", "600"),

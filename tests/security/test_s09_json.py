@@ -11,7 +11,7 @@ import pytest
 from support.attack import Attacker, check_answer, check_refusal, unharmed, with_bodies
 from support.server_process import ServerProcess
 
-pytestmark = pytest.mark.security("S9")
+pytestmark = [pytest.mark.security("S9"), pytest.mark.long]
 
 REFUSED: dict[str, bytes] = {
     "nothing": b"",

@@ -10,7 +10,7 @@ from octavo.loading.fake_tokenizer import FakeTokenizer
 from support.attack import Attacker, check_answer, check_refusal, put, taking, unharmed
 from support.server_process import ServerProcess
 
-pytestmark = pytest.mark.security("S12")
+pytestmark = [pytest.mark.security("S12"), pytest.mark.long]
 
 VOCAB = FakeTokenizer.vocab_size
 CONTEXT = 256  # conftest.SMALL

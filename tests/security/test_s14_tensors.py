@@ -10,7 +10,7 @@ import pytest
 from support.attack import Attacker, check_refusal, put, taking, unharmed, with_bodies
 from support.server_process import ServerProcess
 
-pytestmark = pytest.mark.security("S14")
+pytestmark = [pytest.mark.security("S14"), pytest.mark.long]
 
 NAMES = (
     "prompt_embeds",

@@ -52,7 +52,7 @@ def test_neither_a_key_nor_a_salt_finds_what_another_computed(server: ServerProc
 
 
 def test_an_explanation_names_nothing_of_another_key(server: ServerProcess, attacker: Attacker) -> None:
-    secret = "the launch is on the ninth of november, tell nobody about it, it is worth a great deal of money " * 2
+    secret = "Zq: the launch is on the ninth of november, tell nobody about it, it is worth a great deal of money " * 2
     cached(server, "two", secret)
     response = attacker.client.post("/v1/completions", json={"prompt": secret, "max_tokens": 1})
     report = response.json()["octavo"]["cache"][0]

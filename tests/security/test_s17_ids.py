@@ -12,9 +12,9 @@ import pytest
 from support.attack import CANARY, PATIENCE_SECONDS, Attacker, all_targets, unharmed
 from support.server_process import ServerProcess, until
 
-pytestmark = pytest.mark.security("S17")
+pytestmark = [pytest.mark.security("S17"), pytest.mark.long]
 
-ODD = ["", " ", "a/b/../c", "x" * 128, "x" * 129, "x" * 8000, "é", "\x7f", "a b", "%0d%0a", "<script>", "{}", "\u202e"]
+ODD = ["", "a/b/../c", "x" * 128, "x" * 129, "x" * 8000, "é", "a b", "%0d%0a", "<script>", "{}", "\u202e"]
 ANSWER: dict[str, Any] = CANARY | {"max_tokens": 150}
 
 

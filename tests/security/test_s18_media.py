@@ -12,7 +12,7 @@ import pytest
 from support.attack import Attacker, check_refusal, taking, unharmed, with_bodies
 from support.server_process import ServerProcess
 
-pytestmark = pytest.mark.security("S18")
+pytestmark = [pytest.mark.security("S18"), pytest.mark.long]
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from support.attack import Attacker, check_answer, put, taking, unharmed
 from support.http_site import MESSAGES, run, site
 from support.server_process import ServerProcess
 
-pytestmark = pytest.mark.security("S21")
+pytestmark = [pytest.mark.security("S21"), pytest.mark.long]
 
 NAMES = [
     "../fake", "../../etc/passwd", "/etc/passwd", "/", ".", "..", "fake/../fake", "./fake", "fake/", "fake\x00", "%2e%2e%2f", "~root",
@@ -31,6 +31,9 @@ def test_a_model_that_is_not_served_is_a_404_whatever_its_name(server: ServerPro
             for name in NAMES:
                 response = attacker.send(target, put(target.body(), place, name))
                 assert check_answer(response) in (400, 404), (str(target), name)
+        for path in ("/v1/models", "/v1/models/fake", "/version", "/health", "/docs"):
+            for end in ("%0a", "%0d%0a", "%00", "%7f", "%0a%0a"):
+                assert attacker.client.get(path + end).status_code == 404
         for name in NAMES:
             path = "/v1/models/" + "".join(f"%{byte:02x}" for byte in name.encode())
             assert attacker.client.get(path).status_code in (400, 404)

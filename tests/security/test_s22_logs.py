@@ -11,7 +11,7 @@ import pytest
 from support.attack import Attacker, all_targets, unharmed, with_bodies
 from support.server_process import ServerProcess
 
-pytestmark = pytest.mark.security("S22")
+pytestmark = [pytest.mark.security("S22"), pytest.mark.long]
 
 KEY = "sk-never-to-be-seen-0123"
 OPTIONS = (

@@ -42,7 +42,7 @@ def test_refusals_of_the_door_on_every_route() -> None:
         async with site(ServerConfig(api_keys=("k",), limits=limits)) as here:
             key = {"Authorization": "Bearer k"}
             for target in all_targets():
-                if target.path in ("/health", "/ping", "/version"):
+                if target.path in ("/health", "/ping", "/version") or target.method == "HEAD":
                     continue
                 check(await here.client.request(target.method, target.url), 401)
                 many = {f"x-{number}": "y" for number in range(40)}

@@ -208,6 +208,12 @@ class Canary(threading.Thread):
         except BaseException as error:
             self.fault = error
 
+    def give_up(self) -> None:
+        """What went wrong is known already."""
+        self._stop_asked.set()
+        self.join(PATIENCE_SECONDS)
+        self._client.close()
+
     def end(self) -> None:
         self._stop_asked.set()
         self.join(PATIENCE_SECONDS)
@@ -243,7 +249,11 @@ def unharmed(server: ServerProcess) -> Iterator[Canary]:
     canary.start()
     until("the canary's first answer", lambda: canary.num_equal > 0 or canary.fault is not None)
     began = canary.num_equal
-    yield canary
+    try:
+        yield canary
+    except BaseException:
+        canary.give_up()
+        raise
     until("an answer during the attack", lambda: canary.num_equal > began or canary.fault is not None)
     canary.end()
     until("an idle server", server.is_idle)

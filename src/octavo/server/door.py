@@ -28,7 +28,7 @@ from typing import NoReturn
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from octavo.engine.c_heap import c_heap_trim
-from octavo.errors import OctavoError, QueueFull, TooLarge, Unauthorized
+from octavo.errors import NotFound, OctavoError, QueueFull, TooLarge, Unauthorized
 from octavo.server.caller import Caller
 from octavo.server.dialects import is_anthropic
 from octavo.server.errors import ClientGone, PayloadError, error_response, internal_response, log_fault
@@ -111,6 +111,7 @@ class Door:
             inner["octavo.caller"] = caller = self._check_key(scope)
             if visit is not None:
                 visit.client = caller.client_id(None)
+            _check_path(scope)
             self._check_phase(scope)
             with self._bodies.body() as grow:
                 if scope["method"] in _METHODS_WITH_BODY:
@@ -170,6 +171,12 @@ class Door:
         if self._state.phase is Phase.DRAINING and not is_work:
             return
         raise self._state.unavailable()
+
+
+def _check_path(scope: Scope) -> None:
+    """A route's pattern would match a path that goes on behind it with a line break."""
+    if any(ord(char) < 32 or ord(char) == 127 for char in scope["path"]):
+        raise NotFound("there is no path with control characters in it; see /docs for the routes")
 
 
 class _Answer:

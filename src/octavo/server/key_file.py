@@ -61,15 +61,18 @@ def _parse(path: Path) -> dict[str, Any]:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a FIFO must not hold up the start
     except (OSError, ValueError) as error:
         _refuse(path, f"it cannot be read: {getattr(error, 'strerror', None) or 'no such name'}")
-    with open(descriptor, "rb") as file:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
+    try:
+        mode = os.fstat(descriptor).st_mode
+        if not stat.S_ISREG(mode):
             _refuse(path, "it is no regular file")
-        if status.st_mode & stat.S_IWOTH:
+        if mode & stat.S_IWOTH:
             _refuse(path, "everybody may write to it, and so make keys; chmod o-w it")
-        if status.st_mode & stat.S_IROTH:
+        if mode & stat.S_IROTH:
             logger.warning("the key file may be read by everybody on this machine; chmod o-r it")
-        data = file.read(MAX_FILE_BYTES + 1)
+        with open(descriptor, "rb", closefd=False) as file:
+            data = file.read(MAX_FILE_BYTES + 1)
+    finally:
+        os.close(descriptor)
     if len(data) > MAX_FILE_BYTES:
         _refuse(path, f"it is above {MAX_FILE_BYTES} bytes")
     try:

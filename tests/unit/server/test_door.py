@@ -103,6 +103,20 @@ def test_odd_paths_and_methods_do_not_pass_the_door(path: str) -> None:
     run(go())
 
 
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\x00", "\x7f", "\n\n"])
+def test_a_path_that_goes_on_behind_a_line_break_is_no_route(end: str) -> None:
+    """A route's pattern ends with $, which also stands before a last line break."""
+
+    async def go() -> None:
+        async with site() as here:
+            for path in ("/v1/models", "/v1/models/fake", "/health", "/docs"):
+                status, _, content = await asgi(here.app, "GET", path + end)
+                assert status == 404
+                assert is_envelope(content)
+
+    run(go())
+
+
 def test_a_websocket_is_closed() -> None:
     async def go() -> None:
         async with site(KEYS) as here:
