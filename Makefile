@@ -37,13 +37,13 @@ serve: install
 
 test: $(VENV)/.installed-test
 	$(BIN)/octavo pull smollm2
-	$(BIN)/python -m pytest -m "not long and not parity and not dist and not clients" $(ARGS)
+	$(BIN)/python -m pytest -m "not long and not parity and not dist and not clients" --ignore tests/security $(ARGS)
 
 test-long: $(VENV)/.installed-test
 	$(BIN)/octavo pull smollm2
 	$(BIN)/python -m pytest -m "long" $(ARGS)
 
-# Every class of attacks, on every route: docs/security.md. What runs in seconds is part of `make test` too.
+# Every class of attacks, on every route: docs/security.md. What takes no server is part of `make test` too.
 test-security: $(VENV)/.installed-test
 	$(BIN)/octavo pull smollm2
 	$(BIN)/python -m pytest -m "security and not parity and not dist" $(ARGS)
