@@ -17,22 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from make_smollm2_oracle import read_model
 
 GOLDENS = Path(__file__).parents[1] / "tests/goldens"
 NAMES = ("capital", "one token", "python", "json", "korean", "emoji", "chat with history")
-
-
-def load(gguf_path: Path) -> Any:
-    import torch
-    import transformers
-
-    return transformers.AutoModelForCausalLM.from_pretrained(
-        str(gguf_path.parent),
-        gguf_file=gguf_path.name,
-        quantization_config=transformers.GgufConfig(dequantize=True),
-        dtype=torch.float32,
-        attn_implementation="eager",
-    ).eval()
 
 
 def pooled(model: Any, ids: list[int]) -> tuple[Any, Any]:
@@ -53,7 +41,7 @@ def main(gguf_path: Path, out_path: Path) -> None:
     import transformers
 
     prompts = {each["name"]: each for each in json.loads((GOLDENS / "smollm2.json").read_text("utf-8"))["prompts"]}
-    model = load(gguf_path)
+    model = read_model(gguf_path)
     cases = []
     for name in NAMES:
         ids = prompts[name]["prompt_token_ids"]

@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from make_smollm2_oracle import read_tokenizer
+from make_smollm2_oracle import read_model, read_tokenizer
 
 ROOT = Path(__file__).parents[1]
 QUESTIONS = ROOT / "tests" / "data" / "bbh" / "questions.jsonl"
@@ -94,13 +94,7 @@ def main(gguf_path: Path, out_path: Path) -> None:
     import torch
     import transformers
 
-    model = transformers.AutoModelForCausalLM.from_pretrained(
-        str(gguf_path.parent),
-        gguf_file=gguf_path.name,
-        quantization_config=transformers.GgufConfig(dequantize=True),
-        dtype=torch.float32,
-        attn_implementation="eager",
-    ).eval()
+    model = read_model(gguf_path)
     tokenizer = read_tokenizer(gguf_path)
     with torch.inference_mode():
         tasks = {name: score(model, tokenizer, name) for name in TASKS}

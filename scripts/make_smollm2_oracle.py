@@ -58,6 +58,20 @@ PROMPTS: dict[str, str] = {
 }
 
 
+def read_model(path: Path) -> Any:
+    """The dequantised file, in float32 with eager attention."""
+    import torch
+    import transformers
+
+    return transformers.AutoModelForCausalLM.from_pretrained(
+        str(path.parent),
+        gguf_file=path.name,
+        quantization_config=transformers.GgufConfig(dequantize=True),
+        dtype=torch.float32,
+        attn_implementation="eager",
+    ).eval()
+
+
 def read_tokenizer(path: Path) -> Any:
     """GPT-2 style BPE from the GGUF's own tables. "smollm": every digit is a word of its own, then GPT-2's words."""
     from gguf import GGUFReader
@@ -125,13 +139,7 @@ def main(gguf_path: Path, text_path: Path, out_path: Path) -> None:
     import torch
     import transformers
 
-    model = transformers.AutoModelForCausalLM.from_pretrained(
-        str(gguf_path.parent),
-        gguf_file=gguf_path.name,
-        quantization_config=transformers.GgufConfig(dequantize=True),
-        dtype=torch.float32,
-        attn_implementation="eager",
-    ).eval()
+    model = read_model(gguf_path)
     tokenizer = read_tokenizer(gguf_path)
     prompts = []
     with torch.inference_mode():

@@ -13,6 +13,7 @@ import litellm
 import pytest
 
 from support.clients import KEY, needs_route
+from support.pets import PET
 from support.server_process import ServerProcess, until
 
 pytestmark = [pytest.mark.clients, pytest.mark.filterwarnings("ignore")]  # theirs, not ours
@@ -22,12 +23,7 @@ PICK: Any = {
     "function": {
         "name": "pick",
         "description": "Picks a pet.",
-        "parameters": {
-            "type": "object",
-            "properties": {"kind": {"type": "string", "enum": ["cat", "dog"]}, "old": {"type": "boolean"}},
-            "required": ["kind", "old"],
-            "additionalProperties": False,
-        },
+        "parameters": PET,
     },
 }
 NAMED: Any = {"type": "function", "function": {"name": "pick"}}

@@ -13,6 +13,7 @@ from openai import OpenAI
 from openai.types.responses import Response
 from pydantic import BaseModel
 
+from support.pets import PET
 from support.server_process import ServerProcess, serving, until
 
 ASKED: Any = {
@@ -26,12 +27,7 @@ PICK: Any = {
     "name": "pick",
     "description": "Picks a pet.",
     "strict": True,
-    "parameters": {
-        "type": "object",
-        "properties": {"kind": {"type": "string", "enum": ["cat", "dog"]}, "old": {"type": "boolean"}},
-        "required": ["kind", "old"],
-        "additionalProperties": False,
-    },
+    "parameters": PET,
 }
 
 

@@ -10,6 +10,7 @@ import openai
 import pytest
 from openai import OpenAI
 
+from support.pets import PET
 from support.server_process import ServerProcess, serving
 
 MESSAGES: Any = [{"role": "user", "content": "Which pets are old?"}]
@@ -19,12 +20,7 @@ PICK: Any = {
         "name": "pick",
         "description": "Picks a pet.",
         "strict": True,
-        "parameters": {
-            "type": "object",
-            "properties": {"kind": {"type": "string", "enum": ["cat", "dog"]}, "old": {"type": "boolean"}},
-            "required": ["kind", "old"],
-            "additionalProperties": False,
-        },
+        "parameters": PET,
     },
 }
 NAMED: Any = {"type": "function", "function": {"name": "pick"}}

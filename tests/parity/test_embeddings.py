@@ -16,6 +16,7 @@ from octavo.pooling_params import PoolingParams
 from octavo.sampling_params import SamplingParams
 from support.drive import Driver
 from support.goldens import GOLDENS, NAMES, golden_parameters, load_golden
+from support.scripts import load_script
 from support.sources import dict_source
 
 HAVE_TORCH = all(importlib.util.find_spec(name) for name in ("torch", "transformers"))
@@ -26,17 +27,11 @@ pytestmark = [
 ]
 
 TOLERANCE = 1e-4  # float32 sums in another order
-SCRIPT = Path(__file__).parents[2] / "scripts" / "make_embedding_goldens.py"
 
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("make_embedding_goldens", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script("make_embedding_goldens")
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -65,7 +60,7 @@ def test_the_reference_pools_the_states_transformers_shows(name: str, script: Mo
 
 @pytest.mark.model
 def test_the_goldens_are_what_transformers_says(smollm2_path: Path, script: ModuleType) -> None:
-    model = script.load(smollm2_path)
+    model = script.read_model(smollm2_path)
     for case in json.loads((GOLDENS / "smollm2_embeddings.json").read_text("utf-8"))["cases"]:
         theirs = dict(zip(("mean", "last"), script.pooled(model, case["prompt_token_ids"]), strict=True))
         for pooling, expected in theirs.items():

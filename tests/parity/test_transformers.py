@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -21,6 +20,7 @@ from octavo.sampling.reference import Drawer, adjusted, kept_tokens, log_softmax
 from octavo.sampling_params import SamplingParams
 from support.drive import Driver
 from support.goldens import BEAM_NAMES, GOLDENS, NAMES, load_beams, load_golden
+from support.scripts import load_script
 from support.sources import dict_source
 
 HAVE_TORCH = all(importlib.util.find_spec(name) for name in ("torch", "transformers"))
@@ -31,7 +31,6 @@ pytestmark = [
 ]
 
 LOGIT_TOLERANCE = 1e-4  # float32 sums in another order
-SCRIPTS = Path(__file__).parents[2] / "scripts"
 
 
 @pytest.fixture(autouse=True)
@@ -53,15 +52,6 @@ def make_goldens() -> ModuleType:
 @pytest.fixture(scope="module")
 def make_beam_goldens() -> ModuleType:
     return load_script("make_beam_goldens")
-
-
-def load_script(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, SCRIPTS / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 
 import click
 import pytest
@@ -15,39 +13,31 @@ import pytest
 from octavo.cli.main import cli
 from octavo.cli.options import NOT_HERE
 from support.cli_runner import run
+from support.scripts import load_script
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 HISTORY = ("log.md",)  # says what was, not what is
 
 
-def script(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def test_the_command_line_page_is_what_the_commands_say() -> None:
-    assert (ROOT / "docs" / "cli.md").read_text() == script("make_cli_docs").page(), "stale; run make docs"
+    assert (ROOT / "docs" / "cli.md").read_text() == load_script("make_cli_docs").page(), "stale; run make docs"
 
 
 def test_the_table_of_limits_is_what_the_limits_say() -> None:
     text = (ROOT / "docs" / "security.md").read_text()
-    assert text == script("make_limits_docs").page(text), "stale; run make docs"
+    assert text == load_script("make_limits_docs").page(text), "stale; run make docs"
 
 
 def test_the_metrics_page_lists_what_the_registry_holds() -> None:
-    assert (ROOT / "docs" / "metrics.md").read_text() == script("make_metrics_docs").page(), "stale; run make docs"
+    assert (ROOT / "docs" / "metrics.md").read_text() == load_script("make_metrics_docs").page(), "stale; run make docs"
 
 
 def test_the_size_table_names_what_is_over_budget(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "long.py").write_text("x = 1\n" * 401)
     (tmp_path / "wide.py").write_text("def f(self, a, b, c, d, e, f, g):\n" + "    x = 1\n" * 61)
     (tmp_path / "fine.py").write_text("def f(a):\n    return a\n")
-    assert script("size_table").main([str(tmp_path)]) == 0
+    assert load_script("size_table").main([str(tmp_path)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[:3] for line in lines[1:-1]] == [
         ["file", "401", "lines"],
@@ -115,7 +105,7 @@ def test_every_option_a_page_names_exists() -> None:
 
 
 def test_every_metric_a_page_names_exists() -> None:
-    known = set(re.findall(r"`((?:vllm|octavo):\w+)`", script("make_metrics_docs").page()))
+    known = set(re.findall(r"`((?:vllm|octavo):\w+)`", load_script("make_metrics_docs").page()))
     named = {
         (page.name, metric)
         for page in PAGES

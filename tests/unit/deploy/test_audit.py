@@ -2,30 +2,21 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import subprocess
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
+
+from support.scripts import load_script
 
 ROOT = Path(__file__).parents[3]
 FINE = {"name": "a", "version": "1", "vulns": []}
 HOLED = {"name": "b", "version": "2", "vulns": [{"id": "X-1", "aliases": ["CVE-1"], "fix_versions": ["3"]}]}
 SKIPPED = {"name": "c", "skip_reason": "not found"}
 OURS = {"name": "octavo", "skip_reason": "not found"}
-
-
-def report() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("audit_report", ROOT / "scripts" / "audit_report.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.mark.parametrize(
@@ -43,7 +34,7 @@ def test_the_exit_code_says_what_is_known(
 ) -> None:
     path = tmp_path / "report.json"
     path.write_text(json.dumps({"dependencies": packages}))
-    assert report().main(str(path), "service") == code
+    assert load_script("audit_report").main(str(path), "service") == code
     assert words in capsys.readouterr().out
 
 
