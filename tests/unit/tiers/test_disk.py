@@ -366,6 +366,9 @@ def test_a_read_that_does_not_end_turns_it_off_and_keeps_nobody_waiting(
     assert tier.finished() == []
 
     hangs.set()  # the disk comes back: what was given up comes too late, and is told to nobody
+    assert tier._arrived.wait(SECONDS)
+    assert tier._fetched_bytes > 0
+    assert tier.finished() == []
     turned_off(tier, caplog, "a read has not ended")
     assert tier._fetched_bytes == tier._collected_bytes
 
