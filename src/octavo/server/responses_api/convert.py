@@ -118,7 +118,7 @@ def wants_logprobs(body: ResponsesRequest) -> bool:
 
 
 def _response_format(wanted: TextFormat | None) -> ResponseFormat | None:
-    if wanted is None:
+    if wanted is None or wanted.type == "text":
         return None
     if wanted.type != "json_schema":
         return ResponseFormat.model_construct(type=wanted.type)

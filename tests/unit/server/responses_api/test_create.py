@@ -59,6 +59,17 @@ def test_stream_and_whole_are_one_response(fields: dict[str, Any]) -> None:
     run(go())
 
 
+def test_a_format_of_text_is_no_form_and_goes_with_tools() -> None:
+    async def go() -> None:
+        async with site(max_model_len=4096) as here:
+            asked = {"tools": [WEATHER], "text": {"format": {"type": "text"}}, "truncation": "auto"}
+            usage = (await answer(here, **asked))["usage"]
+            counted = await here.post(COUNT, {"input": "hello", **asked})
+            assert counted.json()["input_tokens"] == usage["input_tokens"]
+
+    run(go())
+
+
 def test_it_is_what_chat_answers_to_the_same_conversation() -> None:
     async def go() -> None:
         async with site() as here:
