@@ -20,10 +20,11 @@ from octavo.server.openai.call import Call, Routes
 from octavo.server.openai.convert import check_prompt_ids, check_samples, check_work, completion_sampling
 from octavo.server.openai.logprobs import CompletionLogprobs, joined, prompt_logprobs
 from octavo.server.openai.parse import read
+from octavo.server.openai.prompt_list import encoded, listed
 from octavo.server.openai.schemas import CompletionRequest, ForkRequest
 from octavo.server.openai.thinking import is_open_after, with_budget
 from octavo.server.state import Loaded
-from octavo.server.truncation import Truncation, shortened
+from octavo.server.truncation import Truncation
 
 
 async def create_completion(routes: Routes, http: Request) -> Response:
@@ -54,14 +55,7 @@ async def _answer(routes: Routes, http: Request) -> Response:
 
 def _prompts(body: CompletionRequest) -> list[str | list[int]]:
     """The prompts of the call. Raises BadRequest when there is none, or an empty one."""
-    prompt = body.prompt
-    prompts: list[str | list[int]]
-    if isinstance(prompt, str):
-        prompts = [prompt]
-    elif prompt and isinstance(prompt[0], int):
-        prompts = [[each for each in prompt if isinstance(each, int)]]
-    else:
-        prompts = [each for each in prompt if not isinstance(each, int)]
+    prompts = listed(body.prompt)
     if not prompts or not all(prompts):
         raise BadRequest("prompt is empty; send at least one token", param="prompt")
     return prompts
@@ -81,18 +75,12 @@ def _with_infill(sampling: SamplingParams, body: CompletionRequest, loaded: Load
 async def _encode(
     routes: Routes, body: CompletionRequest, prompts: list[str | list[int]], truncation: Truncation | None
 ) -> list[list[int]]:
-    """The schema admits prompts that are all text or all ids."""
     loaded, add_special_tokens = routes.state.loaded, body.add_special_tokens is not False
     if body.suffix:
         return await loaded.encoder.encode_infill(
             prompts, body.suffix, loaded.check_infill(), add_special_tokens=add_special_tokens
         )
-    texts = [prompt for prompt in prompts if isinstance(prompt, str)]
-    if not texts:
-        return [shortened(prompt, truncation) for prompt in prompts if not isinstance(prompt, str)]
-    return await loaded.encoder.encode_texts(
-        texts, add_special_tokens=add_special_tokens, param="prompt", truncation=truncation
-    )
+    return await encoded(loaded, prompts, truncation, add_special_tokens=add_special_tokens, param="prompt")
 
 
 class CompletionCall(Call):

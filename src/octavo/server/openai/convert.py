@@ -127,8 +127,7 @@ def _sampling(
 
 
 def _check_common(request: SamplingFields) -> None:
-    if request.cache_salt is not None and len(request.cache_salt.encode("utf-8")) > MAX_CACHE_SALT_BYTES:
-        raise BadRequest(f"cache_salt may have {MAX_CACHE_SALT_BYTES} bytes; shorten it", param="cache_salt")
+    check_cache_salt(request.cache_salt)
     if request.use_beam_search and request.temperature:
         raise BadRequest("beam search draws nothing: temperature must be 0, or left out", param="temperature")
     if request.stream and not request.use_beam_search and (request.best_of or 1) > (request.n or 1):
@@ -170,6 +169,12 @@ def _logit_bias(given: dict[str, float]) -> dict[int, float]:
             raise BadRequest(f"logit_bias names token {token_id} twice", param="logit_bias")
         bias[token_id] = float(value)
     return bias
+
+
+def check_cache_salt(cache_salt: str | None) -> None:
+    """Raises BadRequest."""
+    if cache_salt is not None and len(cache_salt.encode("utf-8")) > MAX_CACHE_SALT_BYTES:
+        raise BadRequest(f"cache_salt may have {MAX_CACHE_SALT_BYTES} bytes; shorten it", param="cache_salt")
 
 
 def check_prompt_ids(ids: Sequence[int], info: EngineInfo, param: str, max_tokens: int | None) -> None:

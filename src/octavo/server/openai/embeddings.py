@@ -23,13 +23,14 @@ from octavo.pooling_params import PoolingParams
 from octavo.sampling_params import SamplingParams
 from octavo.server.errors import json_response
 from octavo.server.generation import Generation, until_disconnect
-from octavo.server.limits import MAX_CACHE_SALT_BYTES, Limits
+from octavo.server.limits import Limits
 from octavo.server.openai.call import Call, Routes
-from octavo.server.openai.convert import check_prompt_ids
+from octavo.server.openai.convert import check_cache_salt, check_prompt_ids
 from octavo.server.openai.embedding_fields import EmbeddingRequest
 from octavo.server.openai.parse import read
+from octavo.server.openai.prompt_list import encoded, listed
 from octavo.server.openai.schemas import SamplingFields
-from octavo.server.truncation import Truncation, shortened
+from octavo.server.truncation import Truncation
 
 _NUMBERS_A_TURN = 2**14  # written before others have their turn on the event loop: about a millisecond
 
@@ -48,7 +49,13 @@ async def _answer(routes: Routes, http: Request) -> Response:
     inputs = _inputs(body)
     _check_count(len(inputs), body.dimensions or info.embedding_size, config.limits)
     truncation = Truncation.of(body.truncate_prompt_tokens, body.truncation_side, info, max_tokens=0)
-    prompts = await _encode(routes, body, inputs, truncation)
+    prompts = await encoded(
+        routes.state.loaded,
+        inputs,
+        truncation,
+        add_special_tokens=body.add_special_tokens is not False,
+        param="input",
+    )
     _check_tokens(prompts, info, config.limits)
     generation = call.generation(prompts, SamplingParams(max_tokens=0, pooling=pooling))
     vectors = await _collect(generation, len(prompts))
@@ -58,8 +65,7 @@ async def _answer(routes: Routes, http: Request) -> Response:
 
 def _call_fields(body: EmbeddingRequest) -> SamplingFields:
     """What it shares with the calls that generate. Raises BadRequest."""
-    if body.cache_salt is not None and len(body.cache_salt.encode("utf-8")) > MAX_CACHE_SALT_BYTES:
-        raise BadRequest(f"cache_salt may have {MAX_CACHE_SALT_BYTES} bytes; shorten it", param="cache_salt")
+    check_cache_salt(body.cache_salt)
     return SamplingFields(
         model=body.model,
         priority=body.priority,
@@ -71,14 +77,7 @@ def _call_fields(body: EmbeddingRequest) -> SamplingFields:
 
 def _inputs(body: EmbeddingRequest) -> list[str | list[int]]:
     """Raises BadRequest where there is none, or an empty one."""
-    given = body.input
-    inputs: list[str | list[int]]
-    if isinstance(given, str):
-        inputs = [given]
-    elif given and isinstance(given[0], int):
-        inputs = [[each for each in given if isinstance(each, int)]]
-    else:
-        inputs = [each for each in given if not isinstance(each, int)]
+    inputs = listed(body.input)
     if not inputs:
         raise BadRequest("input is empty; send at least one token", param="input")
     for number, each in enumerate(inputs):
@@ -86,18 +85,6 @@ def _inputs(body: EmbeddingRequest) -> list[str | list[int]]:
             where = f"input[{number}]" if len(inputs) > 1 else "input"
             raise BadRequest(f"{where} is empty; send at least one token", param="input")
     return inputs
-
-
-async def _encode(
-    routes: Routes, body: EmbeddingRequest, inputs: Sequence[str | list[int]], truncation: Truncation | None
-) -> list[list[int]]:
-    """The schema admits inputs that are all text or all ids."""
-    texts = [each for each in inputs if isinstance(each, str)]
-    if not texts:
-        return [shortened(each, truncation) for each in inputs if not isinstance(each, str)]
-    return await routes.state.loaded.encoder.encode_texts(
-        texts, add_special_tokens=body.add_special_tokens is not False, param="input", truncation=truncation
-    )
 
 
 def _check_count(num_inputs: int, dimensions: int, limits: Limits) -> None:

@@ -18,12 +18,12 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from octavo.errors import BadRequest, short_number
+from octavo.log_lines import one_line
 from octavo.server.counts import check_counts
 from octavo.server.dialects import is_ollama
 from octavo.server.errors import PayloadError
 from octavo.server.json_body import parse_object
 from octavo.server.limits import Limits
-from octavo.server.logs import one_line
 from octavo.server.openai.schemas import neutral_reason, neutral_values
 
 logger = logging.getLogger("octavo.server")

@@ -98,7 +98,8 @@ async def enforced(asked: Asked, loaded: Loaded, limits: Limits, *, is_thinking:
         schemas = {name: schema for name, schema in asked.schemas.items() if asked.name in (None, name)}
         source = of_calls(speech, schemas, special_ids, is_thinking=is_thinking, max_calls=asked.max_calls)
     else:
-        schemas = {name: schema for name, schema in asked.schemas.items() if name in asked.strict}
+        strict = asked.strict
+        schemas = {name: schema for name, schema in asked.schemas.items() if name in strict}
         source = of_answers(
             speech, asked.schemas, schemas, special_ids, is_thinking=is_thinking, max_calls=asked.max_calls
         )
