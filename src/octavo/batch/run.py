@@ -19,6 +19,7 @@ from typing import Final
 
 from fastapi import FastAPI
 
+from octavo import log_lines
 from octavo.batch.ledger import Ledger
 from octavo.batch.lines import BatchFile
 from octavo.batch.screen import BatchBar
@@ -27,7 +28,6 @@ from octavo.config import EngineConfig
 from octavo.engine.async_engine import AsyncEngine
 from octavo.engine.progress import LoadingBar
 from octavo.errors import BadRequest
-from octavo.server import logs
 from octavo.server.app import build_app
 from octavo.server.config import ServerConfig
 from octavo.server.grammar_workers import GrammarWorkers
@@ -67,7 +67,7 @@ def run_batch(source: Path, target: Path, engine: EngineConfig, server: ServerCo
         before = Done(len(batch.entries), len(ledger.done), ledger.num_errors, ledger.num_repaired_bytes)
         if before.num_before == before.num_lines:
             return before
-        logs.configure()
+        log_lines.configure()
         try:
             return asyncio.run(_Run(batch, ledger, before, engine, server).run())
         finally:

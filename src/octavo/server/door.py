@@ -19,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ipaddress
+import re
 import secrets
 import time
 from collections.abc import Callable, Iterator
@@ -37,6 +38,7 @@ from octavo.server.limits import MAX_REQUEST_ID_CHARS, Limits
 from octavo.server.state import Phase, ServerState
 from octavo.server.visit import visit_of
 
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 OPEN_PATHS = frozenset({"/health", "/ping", "/version"})  # asked by probes, which hold no key
 REQUESTS_PREFIX = "/v1/requests/"  # what the administrator does with them is no work: it may end a drain sooner
 _SERVED_ALWAYS = OPEN_PATHS | {"/metrics", "/docs", "/openapi.json"}  # also while loading
@@ -175,7 +177,7 @@ class Door:
 
 def _check_path(scope: Scope) -> None:
     """A route's pattern would match a path that goes on behind it with a line break."""
-    if any(ord(char) < 32 or ord(char) == 127 for char in scope["path"]):
+    if _CONTROL.search(scope["path"]):
         raise NotFound("there is no path with control characters in it; see /docs for the routes")
 
 

@@ -22,8 +22,8 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from octavo.errors import EngineDead, OctavoError, QueueFull
+from octavo.log_lines import one_line
 from octavo.server.dialects import translated
-from octavo.server.logs import one_line
 
 logger = logging.getLogger("octavo.server")
 

@@ -119,22 +119,17 @@ class Generation:
         except RateLimited:
             admission.give_back()
             raise
+        is_alone = len(self._requests) == 1
         try:
-            async with aclosing(self._alone() if len(self._requests) == 1 else self._many()) as steps:
+            async with aclosing(self._one(0) if is_alone else self._many()) as steps:
                 async for step in steps:
                     yield step
         except QueueFull:
             self._charge(-self.usage.prompt_tokens)  # it was not taken
             raise
-
-    async def _alone(self) -> AsyncGenerator[Step, None]:
-        """The place in the admission is already taken."""
-        try:
-            async with aclosing(self._one(0)) as steps:
-                async for step in steps:
-                    yield step
         finally:
-            self._loaded.admission.give_back()
+            if is_alone:
+                admission.give_back()
 
     def _take_prompt(self) -> None:
         """Raises RateLimited."""
@@ -192,33 +187,34 @@ class Generation:
 
     def _check(self, number: int, delta: SequenceDelta) -> None:
         """Raises what a sample that did not end as it should ended with."""
-        self._has_failed = self._has_failed or delta.finish_reason in ("error", "abort")
-        if delta.finish_reason == "error" and delta.error_code == NOTHING_TO_DRAW_CODE:
+        if delta.finish_reason not in ("error", "abort"):
+            return
+        self._has_failed = True
+        if delta.finish_reason == "abort" and delta.error is not None:
+            raise Forbidden(delta.error, code=delta.error_code)  # a status that clients do not try again
+        if delta.finish_reason == "abort":
+            raise ServiceUnavailable("the request was ended before its answer was complete", code="aborted")
+        if delta.error_code == NOTHING_TO_DRAW_CODE:
             raise BadRequest(
                 "the request leaves no token that may be drawn: allowed_token_ids, bad_words, min_tokens and the "
                 "answer's form rule out all of them together; loosen one",
                 param=_narrows(self._requests[number].sampling),
                 code=NOTHING_TO_DRAW_CODE,
             )
-        if delta.finish_reason == "error" and delta.error_code == "invalid_grammar":  # found with the model's tokens
+        if delta.error_code == "invalid_grammar":  # found with the model's tokens
             grammar = self._requests[number].sampling.grammar
             raise BadRequest(
                 delta.error or "the grammar cannot be enforced",
                 param=None if grammar is None else grammar.param,
                 code=delta.error_code,
             )
-        if delta.finish_reason == "error" and delta.error_code is not None:
+        if delta.error_code is not None:
             raise ServiceUnavailable(
                 delta.error or "the request took too long",
                 code=delta.error_code,
                 retry_after_seconds=retry_after_seconds(self._loaded.engine.stats().queue_seconds),
             )
-        if delta.finish_reason == "error":
-            raise InternalError(delta.error or "the request broke inside the engine; try it again")
-        if delta.finish_reason == "abort" and delta.error is not None:
-            raise Forbidden(delta.error, code=delta.error_code)  # a status that clients do not try again
-        if delta.finish_reason == "abort":
-            raise ServiceUnavailable("the request was ended before its answer was complete", code="aborted")
+        raise InternalError(delta.error or "the request broke inside the engine; try it again")
 
     async def _many(self) -> AsyncGenerator[Step, None]:
         """One place in the admission is already taken: the first worker's."""

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import logging
 
-from octavo.log_lines import MAX_LINE_CHARS, JsonFormatter, LineFormatter, configure, one_line
+from octavo.log_lines import one_line
 from octavo.server.visit import Visit
-
-__all__ = ["MAX_LINE_CHARS", "JsonFormatter", "LineFormatter", "configure", "log_visit", "one_line"]
 
 _QUIET_PATHS = frozenset({"/health", "/ping", "/metrics", "/load"})
 _MAX_PATH_CHARS = 256

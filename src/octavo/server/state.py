@@ -111,7 +111,7 @@ class ServerState:
         self.config = config
         self.tell = tuple(tell)
         self.metrics = metrics
-        self.keys = keys or Keys(config)
+        self.keys = Keys(config) if keys is None else keys
         self.responses = Book(config)  # raises ConfigError
         self.phase = Phase.LOADING
         self.created = int(time.time())  # unix seconds; of the model cards

@@ -124,6 +124,3 @@ def _in_background(call: ResponseCall, book: Book) -> Response:
     book.add(call)
     call.task = asyncio.create_task(call.run())
     return json_response(call.response())
-
-
-__all__ = ["count_input_tokens", "create_response"]

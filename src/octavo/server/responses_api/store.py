@@ -83,10 +83,6 @@ class ResponseStore:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="responses")
         self._database = self._open_memory() if path is None else self._open_file(path)
 
-    @property
-    def max_bytes(self) -> int:
-        return self._max_bytes
-
     def put(self, row: Stored, owner: str) -> asyncio.Future[bool]:
         """Whether it is kept: False when it alone is above the bound, or the disk refuses. It is on its way when this
         returns, whether anybody waits for the answer or not."""

@@ -24,12 +24,12 @@ class Rules:
         self._rules: list[str] = []
         self._by_body: dict[str, str] = {}
 
-    def rule(self, kind: str, body: str) -> str:
+    def rule(self, kind: str, body: str, flag: str = "") -> str:
         """Its name; equal bodies are one rule."""
-        key = f"{kind}: {body}"
+        key = f"{kind}{flag}: {body}"
         if key not in self._by_body:
             self._by_body[key] = f"{kind}_{len(self._rules)}"
-            self._rules.append(f"{self._by_body[key]}: {body}")
+            self._rules.append(f"{self._by_body[key]}{flag}: {body}")
         return self._by_body[key]
 
     def define(self, name: str, body: str) -> None:
@@ -69,11 +69,7 @@ class Rules:
     ) -> str:
         """As `free`, then the marker, which is a text."""
         body = self._terminal(f"/(?s:.*){escaped(marker)}/" + self._limits(without, patterns, not_first))
-        key = f"up_to[lazy]: {body}"
-        if key not in self._by_body:
-            self._by_body[key] = f"up_to_{len(self._rules)}"
-            self._rules.append(f"{self._by_body[key]}[lazy]: {body}")
-        return self._by_body[key]
+        return self.rule("up_to", body, "[lazy]")
 
     def _limits(self, without: Sequence[str], patterns: Sequence[str], not_first: str) -> str:
         barred = [*(escaped(each) for each in without if not self.is_special(each)), *patterns]
@@ -84,10 +80,7 @@ class Rules:
         )  # one expression: the lexer makes fewer states of it
 
     def _terminal(self, body: str) -> str:
-        if body not in self._by_body:
-            self._by_body[body] = f"TEXT_{len(self._rules)}"
-            self._rules.append(f"{self._by_body[body]}: {body}")
-        return self._by_body[body]
+        return self.rule("TEXT", body)
 
     def source(self, start: str) -> str:
         return "\n".join(["%llguidance {}", f"start: {start}", *self._rules])
