@@ -67,9 +67,13 @@ class Request:
     preempted_seconds: float = field(default=0.0, init=False)  # in the queue after it had run, up to its last resume
     cache_report: CacheReport | None = field(default=None, init=False)  # from the first start on
     swap_decisions: list[SwapDecision] = field(default_factory=list, init=False)
-    was_started: bool = field(default=False, init=False)
+    started_time: float | None = field(default=None, init=False)  # of the plan that first ran some of it
     search: BeamSearch | None = field(default=None, init=False)  # then `sequences[place]` is the beam in that place
     prompt_logprobs: tuple[TokenLogprobs, ...] | None = field(default=None, init=False)  # kept until the search ends
+
+    @property
+    def was_started(self) -> bool:
+        return self.started_time is not None
 
     @property
     def max_tokens(self) -> int:

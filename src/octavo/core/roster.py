@@ -118,7 +118,8 @@ class Roster:
             request.rank = self.ordering.started(request, max(len(sequence.token_ids) - hit.num_tokens, 1))
             insort(self.running, request, key=_rank)
             request.status = Status.RUNNING
-            request.was_started = True
+            if request.started_time is None:
+                request.started_time = self._kv.pool.now
             request.preempted_seconds = request.preempted_until(self._kv.pool.now)
             request.gave_way_time = None
             for extra in request.live[self._max_rows :]:

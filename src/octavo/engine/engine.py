@@ -202,10 +202,6 @@ class Engine:
         plan = self.scheduler.plan(began)
         self.ran_nothing = plan is None
         if plan is not None:
-            if plan.added:
-                started = self._outputs.note_started(began)
-                self._records.note_started(started, began)
-                self._prefills.note_started(started, began)
             if self._mover is not None:
                 self._mover.move_out()
                 self._mover.move_in(plan)

@@ -77,9 +77,7 @@ class _Sample:
 class _State:
     __slots__ = (
         "choice",
-        "first_scheduled_time",
         "first_token_time",
-        "has_stop",
         "is_plain",
         "num_cached_tokens",
         "num_open",
@@ -93,7 +91,6 @@ class _State:
         sampling = request.sampling
         patterns = prepare_stop_strings(sampling.stop)
         self.request = request
-        self.has_stop = bool(patterns)
         self.num_prompt_tokens = len(request.prompt_token_ids)
         self.samples = [
             _Sample(
@@ -108,7 +105,6 @@ class _State:
         # A token in the middle is told as it is:
         self.is_plain = not patterns and self.choice is None and sampling.repetition_detection is None
         self.num_cached_tokens = 0
-        self.first_scheduled_time: float | None = None
         self.first_token_time: float | None = None
         self.prefill_preempted_seconds = 0.0
 
@@ -117,7 +113,6 @@ class OutputProcessor:
     def __init__(self, tokenizer: TextTokenizer) -> None:
         self._tokenizer = tokenizer
         self._states: dict[str, _State] = {}
-        self._unstarted: dict[str, _State] = {}  # of these, not scheduled yet, oldest first
         self.counters = OutputCounters()
 
     def __len__(self) -> int:
@@ -128,20 +123,11 @@ class OutputProcessor:
         """Raises BadRequest when the id is in use."""
         if request.request_id in self._states:
             raise BadRequest(f"request id {request.request_id!r} is in use; ids inside the engine are unique")
-        state = _State(request, self._tokenizer)
-        self._states[request.request_id] = self._unstarted[request.request_id] = state
-
-    def note_started(self, now: float) -> list[str]:
-        """`now`: when the plan was made that may have scheduled some requests for the first time: those it returns."""
-        started = [request_id for request_id, state in self._unstarted.items() if state.request.was_started]
-        for request_id in started:
-            self._unstarted.pop(request_id).first_scheduled_time = now
-        return started
+        self._states[request.request_id] = _State(request, self._tokenizer)
 
     def forget(self, request_id: str) -> None:
         """A request that was never taken by the scheduler."""
         self._states.pop(request_id, None)
-        self._unstarted.pop(request_id, None)
 
     def process(self, update: SequenceUpdate, now: float, *, is_over: bool = False) -> Outcome | None:
         """None when the sample is gone. `is_over`: it ends with these tokens, whatever the scheduler says.
@@ -273,7 +259,7 @@ class OutputProcessor:
         preempted = request.preempted_until(now)
         return RequestTimings(
             arrival_time=request.arrival_time,
-            first_scheduled_time=state.first_scheduled_time,
+            first_scheduled_time=request.started_time,
             first_token_time=state.first_token_time,
             finished_time=now,
             num_prompt_tokens=len(request.prompt_token_ids),
@@ -306,9 +292,10 @@ def _repetition(request: Request) -> RepetitionDetector | None:
 
 def _error_code(state: _State, update: SequenceUpdate) -> str | None:
     """What the request ruled out is its own doing, not the server's."""
+    if update.error != NOTHING_TO_DRAW:
+        return None
     sampling = state.request.sampling
-    is_narrowed = sampling.is_constrained or sampling.min_tokens > 0
-    return NOTHING_TO_DRAW_CODE if update.error == NOTHING_TO_DRAW and is_narrowed else None
+    return NOTHING_TO_DRAW_CODE if sampling.is_constrained or sampling.min_tokens > 0 else None
 
 
 def _read_tokens(state: _State, sample: _Sample, update: SequenceUpdate) -> _Read:
@@ -321,13 +308,10 @@ def _read_tokens(state: _State, sample: _Sample, update: SequenceUpdate) -> _Rea
             continue  # an end token is no part of the text
         piece = sample.detokenizer.push(token_id)
         num_tokens = state.request.num_given_tokens + sample.num_tokens  # of the answer that a branch goes on with
-        if not state.has_stop:
-            text += piece
-        else:
-            released = sample.stop_filter.push(piece, honoured=num_tokens > sampling.min_tokens)
-            text += released.text
-            if released.stop_string is not None:
-                return _Read(text, place + 1, released.stop_string, is_cut=True)
+        released = sample.stop_filter.push(piece, honoured=num_tokens > sampling.min_tokens)
+        text += released.text
+        if released.stop_string is not None:
+            return _Read(text, place + 1, released.stop_string, is_cut=True)
         if sample.repetition is not None and sample.repetition.push(token_id) and num_tokens >= sampling.min_tokens:
             return _Read(text, place + 1, REPETITION)
     return _Read(text, len(update.new_token_ids))

@@ -14,12 +14,11 @@ from octavo.outputs import PromptProgress, SequenceDelta
 
 
 class _Watched:
-    __slots__ = ("num_processed", "request", "started_time")
+    __slots__ = ("num_processed", "request")
 
     def __init__(self, request: Request) -> None:
         self.request = request
         self.num_processed = 0  # as told last
-        self.started_time: float | None = None
 
 
 class PrefillWatch:
@@ -31,12 +30,6 @@ class PrefillWatch:
 
     def add(self, request: Request) -> None:
         self._watched[request.request_id] = _Watched(request)
-
-    def note_started(self, request_ids: Iterable[str], now: float) -> None:
-        """`now`: when the plan was made that scheduled these for the first time."""
-        for request_id in request_ids:
-            if (watched := self._watched.get(request_id)) is not None:
-                watched.started_time = now
 
     def drop(self, request_id: str) -> None:
         """It was ended from outside. Unknown ids do nothing."""
@@ -52,8 +45,8 @@ class PrefillWatch:
             is_over = request_id in drawn or request.status is Status.FINISHED
             if is_over:
                 del self._watched[request_id]
-            if num_processed and num_processed != watched.num_processed and watched.started_time is not None:
-                seconds = now - watched.started_time
+            if num_processed and num_processed != watched.num_processed and request.started_time is not None:
+                seconds = now - request.started_time
                 num_cached = request.num_cached_tokens
                 deltas.append(
                     SequenceDelta(

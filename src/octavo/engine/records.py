@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -114,7 +114,6 @@ class _Record:
         self.prompt = array("I")  # once it is finished
         self.samples = [_Sample(request.sample_index + index) for index in range(request.sampling.n)]
         self.num_open = request.sampling.n
-        self.first_scheduled_time: float | None = None
         self.first_token_time: float | None = None
         self.finished_time = 0.0
         self.kept_since = 0.0  # its end, or the last fork of it
@@ -151,7 +150,7 @@ class _Record:
             first_choice=self.first_choice,
             state="finished" if is_finished else "running" if request.status is Status.RUNNING else "waiting",
             arrival_time=request.arrival_time,
-            first_scheduled_time=self.first_scheduled_time,
+            first_scheduled_time=request.started_time,
             first_token_time=self.first_token_time,
             finished_time=self.finished_time if is_finished else None,
             num_prompt_tokens=len(request.prompt_token_ids),
@@ -213,11 +212,6 @@ class Records:
         """A request that the scheduler took."""
         record = self._live[request.request_id] = _Record(request, asked)
         self._calls.setdefault(call_of(request.request_id), {})[request.request_id] = record
-
-    def note_started(self, request_ids: Iterable[str], now: float) -> None:
-        for request_id in request_ids:
-            if (record := self._live.get(request_id)) is not None:
-                record.first_scheduled_time = now
 
     def note(self, delta: SequenceDelta, now: float) -> None:
         """What a client is sent of a sample."""

@@ -46,7 +46,7 @@ def test_who_started_or_ended_is_passed_over() -> None:
     started, ended, preempted = arrived("started"), arrived("ended"), arrived("preempted")
     for each in (started, ended, preempted):
         deadlines.add(each, 0.0, queue_seconds=10.0, life_seconds=20.0)
-    started.was_started = preempted.was_started = True
+    started.started_time = preempted.started_time = 1.0
     ended.status = Status.FINISHED
     assert late(deadlines, 15.0) == []
     assert [each.request_id for each in late(deadlines, 20.0)] == ["started", "preempted"]

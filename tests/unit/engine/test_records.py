@@ -251,7 +251,7 @@ def test_a_record_tells_counts_and_parameters_and_neither_text_nor_tokens() -> N
     records = Records()
     request = add(records, "a", n=2, stop=("a secret word",), logit_bias={77: 1.0}, temperature=0.5, seed=7)
     assert records.describe("a", "me", 1.0)[0].state == "waiting"
-    records.note_started(["a", "unknown"], 2.0)
+    request.started_time = 2.0
     say(records, "a", 123456, 123457, now=3.0)
     say(records, "a", 1, end="stop", stop_reason="a secret word", now=4.0)
     request.num_preemptions = 3
