@@ -162,7 +162,7 @@ class Planner:
         roster, lookup = self._roster, self._lookup
         for sequence in self._candidates():
             request = sequence.request
-            if request.status is not Status.WAITING or self._quotas.is_full(request) or lookup.must_wait(sequence):
+            if request.status is not Status.WAITING or lookup.must_wait(sequence):
                 continue
             lacking_rows = roster.num_reserved + roster.rows_for(request) - self._config.max_rows
             if lacking_rows > 0 and not self._displacement.displaceable(request):
@@ -192,14 +192,13 @@ class Planner:
             is_needed = sequence.is_beam and request.status is Status.RUNNING
             if draft.budget <= 0 or (draft.under_pressure and not is_needed):
                 return
-            is_new = request.status is Status.WAITING
-            if (is_new and self._quotas.is_full(request)) or lookup.must_wait(sequence):
+            if lookup.must_wait(sequence):
                 continue
-            num_rows = roster.rows_for(request) if is_new else 0
+            num_rows = roster.rows_for(request) if request.status is Status.WAITING else 0
             if roster.num_reserved + num_rows > self._config.max_rows:
                 return
             hit = lookup.look_up(sequence, draft.now)
-            if is_new and hit is not None and self._quotas.must_wait(request, hit, self._tokens_to_fit(sequence)):
+            if hit is not None and self._quotas.must_wait(request, hit, self._tokens_to_fit(sequence)):
                 continue
             while hit is not None and not self._kv.fits(
                 hit, self._tokens_to_fit(sequence), self._to_leave_free(request)
@@ -220,7 +219,8 @@ class Planner:
         for request in roster.candidates():
             if barrier is not None and request.rank > barrier:
                 return
-            yield request.live[0]
+            if not self._quotas.is_full(request):
+                yield request.live[0]
 
     def _tokens_to_fit(self, sequence: Sequence) -> int:
         """All known tokens and the one to be drawn; the last token allowed is never computed. All for a first beam."""

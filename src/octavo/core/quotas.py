@@ -17,7 +17,7 @@ from octavo.core.block import Block
 from octavo.core.block_table import BlockTables
 from octavo.core.kv_cache_manager import KVCacheManager
 from octavo.core.prefix_hit import Hit
-from octavo.core.request import Request
+from octavo.core.request import Request, Status
 from octavo.core.roster import Roster
 
 
@@ -51,7 +51,7 @@ class Quotas:
         """Whether starting the waiting `request`, which takes `hit` and is to grow to `num_tokens`, takes its client
         above the quota."""
         most = request.max_client_blocks
-        if most is None:
+        if most is None or request.status is not Status.WAITING:
             return False
         running = [other for other in self._roster.running if other.client_id == request.client_id]
         if not running:
