@@ -16,6 +16,7 @@ Whitespace = Literal["bounded", "none"]
 
 MAX_GRAMMAR_BYTES = 1 << 20  # whatever a server's own, lower limits say
 MAX_CHOICES = 1024
+BOUNDED_WHITESPACE: Final = r"[ \n\t]{1,64}"  # without a bound a model may write blanks until its tokens run out
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,10 +21,8 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import numpy as np
 
 from octavo.constraints.constraint import Bitmap, ConstraintError
-from octavo.constraints.lowering import BOUNDED_WHITESPACE, lowered, needs_lowering
-from octavo.constraints.schemas import Unsupported
 from octavo.errors import BadRequest
-from octavo.grammar_spec import MAX_CHOICES, GrammarSpec
+from octavo.grammar_spec import BOUNDED_WHITESPACE, MAX_CHOICES, GrammarSpec
 
 if TYPE_CHECKING:
     from llguidance import LLParserLimits
@@ -88,7 +86,10 @@ def _ready(spec: GrammarSpec, attempt: Callable[[GrammarSpec], str]) -> GrammarS
 
     Raises BadRequest.
     """
-    ready, problem = spec, ""
+    from octavo.constraints.lowering import lowered, needs_lowering  # here: an engine is mostly given what is ready
+    from octavo.constraints.schemas import Unsupported
+
+    problem = ""
     if not needs_lowering(spec):
         problem = attempt(spec)
         if not problem:

@@ -14,9 +14,8 @@ from dataclasses import replace
 from typing import Any, Final
 
 from octavo.constraints.schemas import Style, Unsupported, has_foreign_keywords, rewritten
-from octavo.grammar_spec import GrammarSpec
+from octavo.grammar_spec import BOUNDED_WHITESPACE, GrammarSpec
 
-BOUNDED_WHITESPACE: Final = r"[ \n\t]{1,64}"  # without a bound a model may write blanks until its tokens run out
 _INLINE: Final = re.compile(r"^([a-z_][a-z0-9_]*): %json (\{.*\})$", re.MULTILINE)
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from octavo.constraints.schemas.cases import ArrayCase, Obligation
 from octavo.constraints.schemas.documents import Literal, Literals, Unsupported
-from octavo.constraints.schemas.lark import MAX_STATES, Repeated, Symbol, Symbols, text
+from octavo.constraints.schemas.lark import Repeated, Symbol, Symbols, reached, text
 
 if TYPE_CHECKING:
     from octavo.constraints.schemas.grammar import Writer
@@ -63,18 +63,13 @@ def _counted(writer: Writer, case: ArrayCase) -> list[Symbols]:
         raise Unsupported("contains", f"it is not supported beside more than {MAX_PLACES} places or items to count")
     comma = text(writer.style.item)
     start: State = (0, (0,) * len(case.obligations), frozenset())
-    arcs: dict[State, list[tuple[Symbols, State]]] = {}
-    pending = [start]
-    while pending:
-        state = pending.pop()
-        if state in arcs:
-            continue
-        arcs[state] = []
-        if len(arcs) > MAX_STATES:
-            raise Unsupported("uniqueItems" if case.is_unique else "contains", "it makes too many states")
+
+    def arcs_of(state: State) -> Iterator[tuple[Symbols, State]]:
         for symbol, target in _arcs(writer, case, state, num_places):
-            arcs[state].append(((comma, symbol) if state[0] else (symbol,), target))
-            pending.append(target)
+            yield (comma, symbol) if state[0] else (symbol,), target
+
+    too_many = Unsupported("uniqueItems" if case.is_unique else "contains", "it makes too many states")
+    arcs = reached(start, arcs_of, too_many)
     ends = [state for state in arcs if state[0] >= case.min_items and _is_paid(case.obligations, state[1])]
     inside = writer.lark.automaton(start, arcs, ends)
     return [] if inside is None else [inside]

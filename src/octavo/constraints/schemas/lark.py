@@ -6,7 +6,7 @@ Refuses (Unsupported) to grow beyond its bounds. Alternatives that can never be 
 from __future__ import annotations
 
 import json
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias, TypeVar
 
@@ -44,6 +44,23 @@ class Repeated:
 Symbol: TypeAlias = "str | Repeated"  # the name of a rule, or anything Lark that is no rule
 Symbols: TypeAlias = tuple[Symbol, ...]
 State = TypeVar("State", bound=Hashable)
+
+
+def reached(
+    start: State, arcs_of: Callable[[State], Iterable[tuple[Symbols, State]]], too_many: Unsupported
+) -> dict[State, list[tuple[Symbols, State]]]:
+    """The arcs of every state that the start leads to. Raises `too_many` above MAX_STATES of them."""
+    arcs: dict[State, list[tuple[Symbols, State]]] = {}
+    pending = [start]
+    while pending:
+        state = pending.pop()
+        if state in arcs:
+            continue
+        arcs[state] = list(arcs_of(state))
+        if len(arcs) > MAX_STATES:
+            raise too_many
+        pending += [target for _, target in arcs[state]]
+    return arcs
 
 
 class Lark:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 
 from octavo.constraints.schemas.cases import ObjectCase, StringCase, in_region, in_scope
 from octavo.constraints.schemas.documents import Literals, Unsupported
-from octavo.constraints.schemas.lark import MAX_STATES, Repeated, Symbols, expression, text
+from octavo.constraints.schemas.lark import MAX_STATES, Repeated, Symbols, expression, reached, text
 from octavo.constraints.schemas.regexes import Pattern, quoted_text
 
 if TYPE_CHECKING:
@@ -55,16 +55,8 @@ class _Object:
 
     def inside(self) -> list[Symbols]:
         start: State = (0, False, 0, frozenset(range(len(self._case.obligations))))
-        arcs: dict[State, list[tuple[Symbols, State]]] = {}
-        pending = [start]
-        while pending:
-            state = pending.pop()
-            if state in arcs:
-                continue
-            if len(arcs) > MAX_STATES:
-                raise Unsupported("properties", f"an object makes more than {MAX_STATES} states")
-            arcs[state] = list(self._arcs(state))
-            pending += [target for _, target in arcs[state]]
+        too_many = Unsupported("properties", f"an object makes more than {MAX_STATES} states")
+        arcs = reached(start, self._arcs, too_many)
         ends = [state for state in arcs if state[0] >= len(self._names)]
         if self._case.obligations:
             ends = [state for state in ends if not state[3] and state[2] >= self._case.min_properties]
