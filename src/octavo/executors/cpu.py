@@ -6,7 +6,6 @@ ConfigError. Batch invariance holds bit for bit: what is computed for a token de
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
@@ -121,7 +120,7 @@ class CpuExecutor:
             self._arena.copy(list(plan.copies))
         row_ids = [rows.row_of[seq_id] for seq_id in plan.seq_ids]
         asked = prompt_queries(plan, row_ids, rows)
-        keeps = self.keep_logits or not self._choosers.isdisjoint(plan.seq_ids)
+        keeps = self.keep_logits or (bool(self._choosers) and not self._choosers.isdisjoint(plan.seq_ids))
         logits = np.empty((len(_drawn(plan)), self._runner.vocab_size), np.float32) if keeps else None
         parts = self._pools.step(plan)
         pools, sums = _pool_arrays(parts)
@@ -146,7 +145,7 @@ class CpuExecutor:
             self.last_logits = {s: row for (s, _), row in zip(_drawn(plan), logits, strict=True)}
         if sums is not None:
             for part, total in zip(parts, sums, strict=True):
-                part.pool.total[:] = array("d", total.tobytes())
+                np.frombuffer(part.pool.total)[:] = total
         num_shared = self._runner.shared_queries - shared_before
         return self._output(plan, asked, parts, logits, num_shared, model_seconds)
 

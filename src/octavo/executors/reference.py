@@ -14,8 +14,8 @@ Memory: a block is one array [2 (K, V), layers of a group, block_size, num_kv_he
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -100,13 +100,8 @@ class ReferenceExecutor:
             output = self._draw(plan, batch, of_token, prompt_places, masks)
             self._add_up(parts, {int(t): row for t, row in zip(selected, hidden, strict=True)})
         failed = dict(output.failed)
-        return StepOutput(
-            token_ids=output.token_ids,
-            logprobs=output.logprobs,
-            prompt_logprobs=output.prompt_logprobs,
-            embeddings=self._pools.vectors(parts, failed),
-            failed=failed,
-        )
+        embeddings = self._pools.vectors(parts, failed)
+        return replace(output, embeddings=embeddings, failed=failed)
 
     def release_blocks(self, block_ids: Sequence[BlockId]) -> None:
         """They read as NaN until written again."""
@@ -202,10 +197,9 @@ class ReferenceExecutor:
     def _add_up(self, parts: Sequence[PoolPart], hidden: dict[int, Float32]) -> None:
         """`hidden`: by row of the step."""
         for part in parts:
-            total = np.array(part.pool.total)
+            total = np.frombuffer(part.pool.total)
             for t in range(part.begin, part.end):
                 total += hidden[t]
-            part.pool.total[:] = array("d", total.tobytes())
 
     def _prompt_places(self, plan: SchedulerOutput, batch: StepBatch) -> dict[SeqId, list[int]]:
         """For sequences that ask for prompt log-probabilities: the step's rows whose next token is in the prompt."""
