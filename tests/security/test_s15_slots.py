@@ -69,7 +69,7 @@ def test_every_answer_is_what_it_is_alone(tmp_path: Path) -> None:
         single.reset_prefix_cache()
     single.close()
 
-    crowd = engine_of(folder, max_num_seqs=7, num_gpu_blocks_override=19, max_num_batched_tokens=24)
+    crowd = engine_of(folder, max_num_seqs=7, num_gpu_blocks_override=9, max_num_batched_tokens=24)
     answers, live, case_of, steps = Answers(), set[str](), dict[str, int](), 0
     aborted: set[str] = set()
     while steps < NUM_STEPS or crowd.has_unfinished:

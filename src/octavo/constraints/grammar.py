@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 MAX_CACHED: Final = 128
 LARK_MARK: Final = "%llguidance"  # what begins so is no GBNF
 _MAX_MESSAGE_CHARS: Final = 300
+_NOTHING_FITS: Final = "NoExtensionBias"  # the library's word for it
 _SPECIAL_TOKEN: Final = re.compile(r"<\[[\d,^*\- ]+\]>")
 
 
@@ -63,8 +64,8 @@ def _limits() -> LLParserLimits:
 
 def check_grammar(spec: GrammarSpec) -> GrammarSpec:
     """The grammar to be compiled: the same, or what it was rewritten to. Does all that compiling does, for a tokenizer
-    of bytes: what would take an engine too long takes too long here. Raises BadRequest as `GrammarCompiler.compile`
-    would."""
+    of bytes, and begins an answer: what would take an engine too long takes too long here. Raises BadRequest as
+    `GrammarCompiler.compile` would, and where no text satisfies the grammar or its first token takes too much."""
 
     def attempt(ready: GrammarSpec) -> str:
         from llguidance import LLMatcher
@@ -74,9 +75,12 @@ def check_grammar(spec: GrammarSpec) -> GrammarSpec:
         if is_wrong:
             return messages[0]
         bytewise = LLMatcher(_byte_table(), _SPECIAL_TOKEN.sub("<[257]>", source), log_level=0, limits=_limits())
-        if not bytewise.is_error():
-            bytewise.compute_bitmask()
-        return ""
+        if bytewise.is_error():
+            return ""  # it names tokens of the model, which are not among bytes; the rest was found right
+        allowed = int.from_bytes(bytewise.compute_bitmask(), "little")
+        if allowed and not bytewise.is_error():
+            bytewise.consume_token((allowed & -allowed).bit_length() - 1)  # the first of them
+        return bytewise.get_error() if bytewise.is_error() else ""
 
     return _ready(spec, attempt)
 
@@ -269,6 +273,8 @@ def _lark(spec: GrammarSpec) -> str:
 
 
 def _refusal(spec: GrammarSpec, message: str) -> BadRequest:
+    if message.startswith(_NOTHING_FITS):
+        message = "no text satisfies it"
     return BadRequest(
         f"this {spec.kind.replace('_', ' ')} cannot be enforced: {_short(message)}; change it, or leave it out",
         param=spec.param,

@@ -187,3 +187,24 @@ def test_verdicts_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         await workers.close()
 
     run(go())
+
+
+@pytest.mark.parametrize(
+    ("form", "named"),
+    [
+        ({"structured_outputs": {"grammar": "root ::= root"}}, "no text satisfies it"),
+        ({"structured_outputs": {"grammar": 'start: start "a"'}}, "no text satisfies it"),
+        ({"guided_json": {"$ref": "#"}}, "its own condition"),
+        ({"guided_regex": "(a{1000}){1000}"}, "too many expressions"),
+    ],
+)
+def test_what_would_break_at_its_first_token_is_a_400_and_reaches_no_step(form: dict[str, Any], named: str) -> None:
+    async def go() -> None:
+        async with site() as here:
+            for stream in (False, True):
+                error = check_error(await here.complete(stream=stream, **form), 400)
+                assert named in error["message"]
+                assert error["param"] in form
+            assert not here.engine.requests
+
+    run(go())
