@@ -11,7 +11,7 @@ loaded before the first request is taken. A request without a prompt asks whethe
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, nullcontext
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
@@ -27,6 +27,7 @@ from octavo.server.ollama.pieces import Pieces
 from octavo.server.ollama.schemas import OllamaChatRequest, OllamaGenerateRequest
 from octavo.server.openai import conversation
 from octavo.server.openai.call import Call, Routes
+from octavo.server.openai.field_names import FieldNames
 from octavo.server.openai.logprobs import chat_content
 from octavo.server.openai.parse import read
 from octavo.server.openai.schemas import ChatRequest
@@ -35,6 +36,7 @@ from octavo.server.tools.speech import Readers, reader_of
 
 MEDIA_TYPE = "application/x-ndjson"
 
+_NAMES = FieldNames({"messages": "prompt"})  # of /api/generate, whose prompt is a conversation of one message
 _encoder = msgspec.json.Encoder()
 Body = TypeVar("Body", OllamaChatRequest, OllamaGenerateRequest)
 
@@ -56,7 +58,8 @@ async def _answer(routes: Routes, http: Request, schema: type[Body]) -> Response
         return json_response(call.piece() | {"done": True, "done_reason": "load"})
     raw = body.prompt if isinstance(body, OllamaGenerateRequest) and (body.raw or body.suffix) else None
     if raw is None:
-        started = await conversation.start_read(call, call.chat)
+        with _NAMES.said() if isinstance(body, OllamaGenerateRequest) else nullcontext():
+            started = await conversation.start_read(call, call.chat)
         generation, call.readers = started.generation, started.readers
     else:
         suffix = body.suffix if isinstance(body, OllamaGenerateRequest) else None

@@ -6,13 +6,12 @@ the tools, includes that nothing here gives, and options that exclude each other
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any, Final
 
 from octavo.errors import BadRequest
 from octavo.server.limits import Limits
+from octavo.server.openai.field_names import FieldNames
 from octavo.server.openai.parse import check_neutral
 from octavo.server.openai.schemas import (
     ChatRequest,
@@ -49,24 +48,14 @@ _EMPTY_INCLUDES: Final = frozenset(
     }
 )
 _OWN: Final = frozenset({"response_format", "stream_options", "metadata", "store"})
-_HERE: Final = {
-    "messages": "input",
-    "max_tokens": "max_output_tokens",
-    "response_format": "text.format",
-    "reasoning_effort": "reasoning.effort",
-}
-_NAMES = re.compile(r"\b(?:" + "|".join(_HERE) + r")\b")
-
-
-@contextmanager
-def in_our_words() -> Iterator[None]:
-    """What chat refuses, with the names that the fields have here."""
-    try:
-        yield
-    except BadRequest as error:
-        param = error.param and _HERE.get(error.param, error.param).partition(".")[0]
-        message = _NAMES.sub(lambda match: _HERE[match.group()], error.message)
-        raise BadRequest(message, param=param, code=error.code) from None
+NAMES: Final = FieldNames(
+    {
+        "messages": "input",
+        "max_tokens": "max_output_tokens",
+        "response_format": "text.format",
+        "reasoning_effort": "reasoning.effort",
+    }
+)
 
 
 def chat_request(body: InputFields, messages: list[Message]) -> ChatRequest:

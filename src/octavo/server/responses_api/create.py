@@ -27,7 +27,7 @@ from octavo.server.openai.schemas import ChatRequest, Message
 from octavo.server.openai.tool_fields import Asked, asked_of
 from octavo.server.responses_api.book import Book
 from octavo.server.responses_api.call import ResponseCall
-from octavo.server.responses_api.convert import chat_request, check_includes, check_numbers, in_our_words
+from octavo.server.responses_api.convert import NAMES, chat_request, check_includes, check_numbers
 from octavo.server.responses_api.fitting import fitted
 from octavo.server.responses_api.items import Kept, kept, messages_of, references
 from octavo.server.responses_api.schemas import InputFields, InputTokensRequest, ResponsesRequest
@@ -48,7 +48,7 @@ async def _answer(routes: Routes, http: Request) -> Response:
     _check(body, routes.state.responses)
     response_id = f"resp_{new_request_id()}"
     given, messages = await _conversation(routes, http, body, response_id)
-    with in_our_words():
+    with NAMES.said():
         chat = chat_request(body, messages)
         call = ResponseCall(routes, http, body, chat, response_id=response_id, given=given)
         if body.truncation == "auto":
@@ -56,7 +56,7 @@ async def _answer(routes: Routes, http: Request) -> Response:
         call.begin(await conversation.start_read(call, chat))
     if body.background:
         return _in_background(call, routes.state.responses)
-    with in_our_words():
+    with NAMES.said():
         if not body.stream:
             await call.collect()
             return json_response(call.response())
@@ -69,7 +69,7 @@ async def _count(routes: Routes, http: Request) -> Response:
     body = await read(http, InputTokensRequest, limits, routes.unknown_names)
     loaded.check_model(body.model)
     _, messages = await _conversation(routes, http, body, f"resp_{new_request_id()}")
-    with in_our_words():
+    with NAMES.said():
         chat = chat_request(body, messages)
         asked = _asked(routes, chat)
         if body.truncation == "auto":
