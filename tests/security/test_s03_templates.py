@@ -17,6 +17,7 @@ from support.server_process import ServerProcess, serving
 
 pytestmark = [pytest.mark.security("S3"), pytest.mark.long]
 
+NOTHING = "{{ '{0.__class__}'.format('a') }}"  # the sandbox makes nothing of it, and no prompt is a 400
 # What a template does when the first message says its number.
 AT_REQUEST = [
     "{% for a in range(1000000000) %}x{% endfor %}",
@@ -28,7 +29,7 @@ AT_REQUEST = [
     "{{ messages.append(1) }}",
     "{{ '%1000000000s' % 'a' }}",
     "{{ 2 ** 100000000 }}",
-    "{{ '{0.__class__}'.format('a') }}",
+    NOTHING,
     "{% set ns = namespace(a='x') %}{% for i in range(64) %}{% set ns.a = ns.a ~ ns.a %}{% endfor %}{{ ns.a }}",
 ]
 AT_LOAD = [
@@ -69,7 +70,11 @@ def test_a_template_that_runs_wild_is_a_400_on_every_route(
     with unharmed(server):
         for target in rendering():
             body = target.body() | {"messages": [{"role": "user", "content": f"attack {number}"}]}
-            check_refusal(attacker.send(target, body), 400)
+            response = attacker.send(target, body)
+            if AT_REQUEST[number] == NOTHING and response.status_code == 200:  # a route that only counts
+                assert 0 in (response.json().get("input_tokens"), response.json().get("count"))
+            else:
+                check_refusal(response, 400)
 
 
 def test_the_routes_that_render_are_known() -> None:
@@ -140,7 +145,7 @@ def test_kwargs_override_nothing_and_are_bounded(server: ServerProcess, attacker
 def test_a_template_file_that_is_no_file_is_an_error(tmp_path: Path) -> None:
     from octavo.loading.front import Front
     from octavo.server.config import ServerConfig
-    from octavo.server.run import _template_source
+    from octavo.server.text_parts import _template_source
 
     front = Front.__new__(Front)
     for path in (tmp_path, tmp_path / "none", Path("/dev/null/x")):

@@ -16,12 +16,18 @@ from octavo.server.config import ServerConfig
 from octavo.server.tools.dialects import DIALECTS
 from support.attack import taking
 from support.fake_engine import ScriptedEngine
-from support.http_site import MESSAGES, run, site
+from support.http_site import run, site
 
 pytestmark = [pytest.mark.security("S11"), pytest.mark.long]
 
 UNITS = ["{", "<tool_call>", "[f(a=", '{"name": "f", "arguments": "', "\\", '"', "<think>", "</think>", "[TOOL_CALLS]", "<function=f>"]  # fmt: skip
 TOOL: dict[str, Any] = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+
+
+TOOLS: dict[str, dict[str, Any]] = {
+    "/v1/messages": {"name": "f", "input_schema": {"type": "object"}},
+    "/v1/responses": {"type": "function", "name": "f", "parameters": {"type": "object"}},
+}
 
 
 def says(text: str) -> ScriptedEngine:
@@ -42,11 +48,10 @@ async def answer(text: str, name: str, stream: bool) -> None:
         for target, place in taking("tools"):
             if place != "tools" or not target.places("stream"):
                 continue
-            tool = {"name": "f", "input_schema": {"type": "object"}} if target.path.startswith("/v1/messages") else TOOL
-            body = target.body() | {"messages": MESSAGES, "tools": [tool], "stream": stream}
+            body = target.body() | {"tools": [TOOLS.get(target.path, TOOL)], "stream": stream}
             response = await here.post(target.url, body)
             assert response.status_code == 200, response.text[:300]
-            assert "error" not in response.text[-200:]
+            assert "error" not in response.text[-200:].replace('"error":null', "")
             asked += 1
         assert asked >= 3
 
