@@ -117,10 +117,13 @@ class Planner:
             self._schedule(draft, sequence, first, count)
 
     def _must_see_token(self, sequence: Sequence) -> bool:
-        """What comes next depends on a token in flight: a fork, a step of a beam search, or the last token allowed."""
+        """What comes next depends on a token in flight: a fork, a step of a beam search, the last token allowed, or
+        giving way, which nothing does in flight."""
         pending = sequence.num_pending_tokens
         is_last = len(sequence.token_ids) + 1 >= sequence.max_num_tokens
-        return pending > 1 or (pending == 1 and (is_last or sequence.is_beam))
+        return (
+            pending > 1 or (pending == 1 and (is_last or sequence.is_beam)) or self._quotas.must_land(sequence.request)
+        )
 
     def _make_room(self, draft: _Draft, sequence: Sequence, first: int, end: int) -> bool:
         """Blocks for [first, end), taken from those behind if need be; False where nobody can give any."""

@@ -2,7 +2,8 @@
 
 Called by the planner. Refuses to end or refuse a request: one that would take its client above the quota is passed by,
 and others start in its place; where running requests grow above it, the last in rank gives up its blocks and waits
-again. A client's only running request always goes on, whatever it holds, so that every request ends: the quota bounds
+again. One that a plan in flight runs counts too, and is left out of the plan to come, so that it can give way in the
+next. A client's only running request always goes on, whatever it holds, so that every request ends: the quota bounds
 how many run at once. Blocks that several of the client's sequences share count once; cached blocks count for nobody.
 
 The cheap question comes first: the tables' lengths, which count shared blocks again and again. Only where their sum is
@@ -26,22 +27,36 @@ class Quotas:
         self._kv = kv
         self._roster = roster
         self._full: set[str] = set()  # clients of which no further request starts in the plan under way
+        self._landing: set[str] = set()  # requests in flight that are to give way, and so are not run in this plan
 
     def hold_down(self) -> None:
         """A plan begins: of each client above its quota the requests that are last in rank give way."""
         self._full.clear()
+        self._landing.clear()
         running = self._roster.running
         clients = {request.client_id for request in running if request.max_client_blocks is not None}
         for client in clients:
             own = [request for request in running if request.client_id == client]
-            while len(own) > 1:
-                last = own.pop()
+            for last in reversed(own[1:]):
                 most = last.max_client_blocks
-                if most is None or last.is_in_flight:
-                    continue
-                if self._num_at_most([*own, last]) <= most or len(self._held([*own, last])) <= most:
+                if most is None:
+                    continue  # made before its client had a quota
+                if self._num_at_most(own) <= most or len(self._held(own)) <= most:
                     break
-                self._roster.preempt(last)
+                own.remove(last)
+                if last.is_in_flight:
+                    self._land(last)
+                else:
+                    self._roster.preempt(last)
+
+    def _land(self, request: Request) -> None:
+        self._landing.add(request.request_id)
+        for sequence in request.sequences:
+            sequence.quiet_until = 0  # so that the planner asks `must_land`
+
+    def must_land(self, request: Request) -> bool:
+        """What is in flight of it is waited for: it is to give way."""
+        return request.request_id in self._landing
 
     def is_full(self, request: Request) -> bool:
         """An earlier request of its client must wait in this plan, and so must this one: they keep their order."""

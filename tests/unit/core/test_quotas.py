@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from random import Random
 
 import pytest
@@ -35,6 +36,16 @@ class QuotaRunner(Runner):
             if len(running) > 1:
                 self.worst[client] = max(self.worst.get(client, 0), len(blocks))
 
+    def drain_overlapping(self, before_step: Callable[[], None]) -> None:
+        """As `drain`, with the next plan made before the last one is committed."""
+        in_flight = self.plan()
+        while in_flight is not None:
+            before_step()
+            ahead = self.plan()
+            self.run(in_flight)
+            in_flight = ahead or self.plan()
+        assert not self.scheduler.has_unfinished
+
     def num_running(self, client: str) -> int:
         return sum(r.client_id == client and r.status is Status.RUNNING for r in self.requests.values())
 
@@ -69,6 +80,39 @@ def test_running_requests_that_grow_above_it_give_way_the_last_first() -> None:
     assert run.requests["q2"].num_preemptions >= 1
     assert run.scheduler.stats().num_preemptions <= 6, "who gave way comes back once there is room for it"
     assert run.worst["q"] <= 12 + 3
+
+
+def test_requests_in_flight_count_and_give_way_once_they_have_landed() -> None:
+    """They were counted for nothing: with a plan always in flight nobody ever gave way."""
+    run = QuotaRunner(12, num_blocks=64)
+    for i in range(3):
+        run.add(f"q{i}", "q", range(i, i + 8), max_tokens=40)
+    run.add("free", "free", range(50, 58), max_tokens=80)
+    run.drain_overlapping(before_step=run.look)
+    assert run.requests["q0"].num_preemptions == run.requests["free"].num_preemptions == 0
+    assert 1 <= run.scheduler.stats().num_preemptions <= 6
+    assert run.worst["q"] <= 12 + 3 + 3, "what the step in flight and the one before it take"
+    assert all(len(tokens) == (80 if name == "free" else 40) for (name, _), tokens in run.tokens.items())
+
+
+def test_who_is_to_give_way_is_not_run_on_and_gives_way_when_it_has_landed() -> None:
+    """The share shrinks while both are in flight: one gives way, and only one."""
+    run = QuotaRunner(4, num_blocks=64)
+    for i in range(2):
+        run.add(f"q{i}", "free", range(i, i + 8), max_tokens=8)
+    run.step()
+    plan = run.plan()
+    assert plan is not None
+    for made in run.requests.values():
+        made.max_client_blocks = 4
+    assert all(made.is_in_flight for made in run.requests.values())
+    ahead = run.plan()
+    assert ahead is not None
+    assert ahead.seq_ids == plan.seq_ids[:1], "the last is not run on: it is to give way"
+    run.run(plan)
+    run.run(ahead)
+    run.drain()
+    assert run.requests["q1"].num_preemptions == 1
 
 
 def test_the_only_one_of_a_client_runs_whatever_it_needs() -> None:
@@ -108,7 +152,7 @@ def test_with_quotas_any_mix_ends_with_the_tokens_it_has_alone(policy: str) -> N
             single.scheduler.add(request(f"{i}", prompt, n=made.sampling.n, **fields))
             single.drain()
             alone |= single.tokens
-        run.drain(before_step=run.look)
+        (run.drain_overlapping if seed % 2 else run.drain)(before_step=run.look)
         assert run.tokens == alone
         num_preemptions += run.scheduler.stats().num_preemptions
     assert num_preemptions > 20
