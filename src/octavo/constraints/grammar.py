@@ -16,21 +16,18 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
 
 from octavo.constraints.constraint import Bitmap, ConstraintError
+from octavo.constraints.library import NOTHING_FITS, byte_table, limits
 from octavo.errors import BadRequest
 from octavo.grammar_spec import BOUNDED_WHITESPACE, MAX_CHOICES, GrammarSpec
-
-if TYPE_CHECKING:
-    from llguidance import LLParserLimits
 
 MAX_CACHED: Final = 128
 LARK_MARK: Final = "%llguidance"  # what begins so is no GBNF
 _MAX_MESSAGE_CHARS: Final = 300
-_NOTHING_FITS: Final = "NoExtensionBias"  # the library's word for it
 _SPECIAL_TOKEN: Final = re.compile(r"<\[[\d,^*\- ]+\]>")
 
 
@@ -47,21 +44,6 @@ class TokenBytes(Protocol):
     def encode(self, text: str, *, add_special_tokens: bool = True, parse_special: bool = True) -> list[int]: ...
 
 
-def _limits() -> LLParserLimits:
-    """Of the library; fuel is its measure of work, tens of thousands a millisecond."""
-    from llguidance import LLParserLimits
-
-    return LLParserLimits(
-        max_items_in_row=2_000,
-        initial_lexer_fuel=1_000_000,
-        step_lexer_fuel=200_000,
-        step_max_items=50_000,
-        max_lexer_states=50_000,  # 1 to 2 kB each
-        max_grammar_size=500_000,
-        verbose_errors=False,  # their messages would hold what the client sent
-    )
-
-
 def check_grammar(spec: GrammarSpec) -> GrammarSpec:
     """The grammar to be compiled: the same, or what it was rewritten to. Does all that compiling does, for a tokenizer
     of bytes, and begins an answer: what would take an engine too long takes too long here. Raises BadRequest as
@@ -71,10 +53,10 @@ def check_grammar(spec: GrammarSpec) -> GrammarSpec:
         from llguidance import LLMatcher
 
         source = _source(ready)
-        is_wrong, messages = LLMatcher.validate_grammar_with_warnings(source, None, limits=_limits())
+        is_wrong, messages = LLMatcher.validate_grammar_with_warnings(source, None, limits=limits())
         if is_wrong:
             return messages[0]
-        bytewise = LLMatcher(_byte_table(), _SPECIAL_TOKEN.sub("<[257]>", source), log_level=0, limits=_limits())
+        bytewise = LLMatcher(byte_table(), _SPECIAL_TOKEN.sub("<[257]>", source), log_level=0, limits=limits())
         if bytewise.is_error():
             return ""  # it names tokens of the model, which are not among bytes; the rest was found right
         allowed = int.from_bytes(bytewise.compute_bitmask(), "little")
@@ -109,12 +91,6 @@ def _ready(spec: GrammarSpec, attempt: Callable[[GrammarSpec], str]) -> GrammarS
     if lowered_problem := attempt(ready):
         raise _refusal(spec, problem or lowered_problem)
     return ready
-
-
-def _byte_table() -> Any:
-    from llguidance import LLTokenizer
-
-    return LLTokenizer("byte", slices=[])
 
 
 class GrammarCompiler:
@@ -166,7 +142,7 @@ class GrammarCompiler:
 
         def attempt(ready: GrammarSpec) -> str:
             nonlocal compiled
-            compiled = LLMatcher(self._token_table(), _source(ready), log_level=0, limits=_limits())
+            compiled = LLMatcher(self._token_table(), _source(ready), log_level=0, limits=limits())
             return compiled.get_error() if compiled.is_error() else ""
 
         _ready(spec, attempt)
@@ -273,7 +249,7 @@ def _lark(spec: GrammarSpec) -> str:
 
 
 def _refusal(spec: GrammarSpec, message: str) -> BadRequest:
-    if message.startswith(_NOTHING_FITS):
+    if message.startswith(NOTHING_FITS):
         message = "no text satisfies it"
     return BadRequest(
         f"this {spec.kind.replace('_', ' ')} cannot be enforced: {_short(message)}; change it, or leave it out",

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from functools import cache
 from typing import Any
+
+from octavo.constraints.library import NOTHING_FITS, byte_table, limits
 
 
 def is_terminal_empty(expression: str) -> bool:
@@ -16,11 +17,10 @@ def is_terminal_empty(expression: str) -> bool:
     from llguidance import LLMatcher
 
     source = LLMatcher.grammar_from_lark(f"start: T\nT: {expression}")
-    matcher = LLMatcher(_bytes(), source, log_level=0)
-    if matcher.is_error():
-        return False
-    matcher.compute_bitmask()
-    return bool(matcher.stop_reason() == "NoExtensionBias")
+    matcher = LLMatcher(byte_table(), source, log_level=0, limits=limits())
+    if not matcher.is_error():
+        matcher.compute_bitmask()
+    return matcher.is_error() and matcher.get_error().startswith(NOTHING_FITS)
 
 
 def is_leaf_empty(schema: Mapping[str, Any]) -> bool:
@@ -28,14 +28,6 @@ def is_leaf_empty(schema: Mapping[str, Any]) -> bool:
     from llguidance import LLMatcher
 
     is_wrong, messages = LLMatcher.validate_grammar_with_warnings(
-        LLMatcher.grammar_from_json_schema(json.dumps(schema))
+        LLMatcher.grammar_from_json_schema(json.dumps(schema)), None, limits=limits()
     )
     return is_wrong and messages[0].startswith("Unsatisfiable schema")
-
-
-@cache
-def _bytes() -> Any:
-    """A tokenizer of bytes; it never changes."""
-    from llguidance import LLTokenizer
-
-    return LLTokenizer("byte", slices=[])
