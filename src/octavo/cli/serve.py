@@ -29,7 +29,7 @@ def _load_config(ctx: click.Context, _param: click.Parameter, value: Path | None
     ctx.default_map = read_config_file(value)
 
 
-def _listed(texts: tuple[str, ...]) -> tuple[str, ...]:
+def _listed(name: str, texts: tuple[str, ...]) -> tuple[str, ...]:
     """vLLM's command lines give one JSON list. Raises ConfigError."""
     found: list[str] = []
     for text in texts:
@@ -41,7 +41,8 @@ def _listed(texts: tuple[str, ...]) -> tuple[str, ...]:
         except (ValueError, RecursionError):
             listed = None
         if not isinstance(listed, list) or not all(isinstance(each, str) for each in listed):
-            raise ConfigError(f"{text[:128]!r} is no list of texts in JSON", param="allowed_origins")
+            option = f"--{name.replace('_', '-')}"
+            raise ConfigError(f"{option}: {text[:128]!r} is no list of texts in JSON", param=name)
         found += listed
     return tuple(found)
 
@@ -75,7 +76,7 @@ def serve_command(ctx: click.Context, /, model: str | None, named_model: str | N
         values["admin_api_key"] = environment_admin_api_key()
     forget_environment_keys()
     for name in ("allowed_origins", "allowed_methods", "allowed_headers"):
-        values[name] = _listed(values[name])
+        values[name] = _listed(name, values[name])
     engine, server = engine_config(model, values), server_config(values)
     hide_arguments([*server.api_keys, *filter(None, [server.admin_api_key])])
     from octavo.server.run import serve

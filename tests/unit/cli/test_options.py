@@ -59,8 +59,14 @@ def test_origins_come_one_by_one_or_as_vllms_list(served: Served) -> None:
     assert run("serve", "--allowed-origins", origins[0], "--allowed-origins", origins[1]).exit_code == 0
     assert run("serve", "--allowed-origins", '["https://a.example", "https://b.example:81"]').exit_code == 0
     assert [server.allowed_origins for _, server in served] == [origins] * 2
-    for wrong in ("[1]", "[", '["*"'):
-        assert run("serve", "--allowed-origins", wrong).exit_code == 1
+
+
+@pytest.mark.parametrize("option", ["--allowed-origins", "--allowed-methods", "--allowed-headers"])
+@pytest.mark.parametrize("wrong", ["[1]", "[", '["*"'])
+def test_a_wrong_list_is_refused_by_the_options_name(served: Served, option: str, wrong: str) -> None:
+    result = run("serve", option, wrong)
+    assert result.exit_code == 1
+    assert result.stderr == f"octavo: error: {option}: {wrong!r} is no list of texts in JSON\n"
 
 
 def test_no_option_is_both_here_and_not_here() -> None:
