@@ -7,7 +7,7 @@ cache_salt their clients choose (the parts are typed and length-prefixed); witho
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import TYPE_CHECKING
 
@@ -17,6 +17,8 @@ from octavo.server.key_terms import NO_TERMS, KeyTerms
 if TYPE_CHECKING:
     from fastapi import Request
 
+    from octavo.server.rates import Meter
+
 CLIENT_HASH_CHARS = 12
 
 
@@ -25,10 +27,11 @@ class Caller:
     owner: str = ""  # a hash of the key; "": the server asks for none, so nobody can be told from anybody
     is_admin: bool = False
     terms: KeyTerms = NO_TERMS  # what its key is worth
+    meter: Meter | None = field(default=None, compare=False)  # counts what its key uses; None: it has no name
 
     @classmethod
-    def of_key(cls, key: bytes, *, is_admin: bool = False, terms: KeyTerms | None = None) -> Caller:
-        return cls(_digest(b"octavo owner", key), is_admin, terms or NO_TERMS)
+    def of_key(cls, key: bytes, terms: KeyTerms = NO_TERMS, meter: Meter | None = None) -> Caller:
+        return cls(_digest(b"octavo owner", key), terms.is_admin, terms, meter)
 
     @classmethod
     def of(cls, http: Request) -> Caller:

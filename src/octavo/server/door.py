@@ -152,8 +152,8 @@ class Door:
         key = _presented_key(scope)
         caller = self._keys.caller(key) if key is not None else None
         if caller is not None and (caller.is_admin or not self._keys.is_open):
-            if scope["path"] not in OPEN_PATHS and (meter := self._keys.meter(caller.owner)) is not None:
-                meter.take_request()
+            if caller.meter is not None and scope["path"] not in OPEN_PATHS:
+                caller.meter.take_request()
             return caller
         if self._keys.is_open:
             return Caller(is_admin=self._is_private and not self._keys.has_admin and not _is_from_elsewhere(scope))

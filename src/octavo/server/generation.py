@@ -31,6 +31,7 @@ from octavo.sampling_params import SamplingParams
 from octavo.server.errors import ClientGone, ServiceUnavailable
 from octavo.server.limits import Limits
 from octavo.server.metrics import ServerMetrics
+from octavo.server.rates import Meter
 from octavo.server.state import Loaded
 
 Result = TypeVar("Result")
@@ -76,15 +77,17 @@ class Generation:
         limits: Limits,
         metrics: ServerMetrics,
         *,
+        meter: Meter | None = None,
         num_shared_tokens: int | None = None,
     ) -> None:
-        """`num_shared_tokens`: of the one prompt that all requests begin with, where they are branches."""
+        """`meter`: of the caller's tokens. `num_shared_tokens`: of the one prompt that all requests begin with, where
+        they are branches."""
         self._loaded = loaded
         self._requests = requests
         self._limits = limits
         self._metrics = metrics
         self._prompts_seen: set[int] = set()
-        self._meter = loaded.meter(requests[0].owner) if requests else None
+        self._meter = meter
         self._is_fork = num_shared_tokens is not None
         self._was_run = self._has_failed = False
         num_prompt_tokens = sum(len(request.prompt_token_ids) for request in requests)

@@ -39,10 +39,6 @@ class KeyTerms:
             if value is not None and not (is_number and 0.0 < value <= most):
                 self._refuse(field, f"must be above 0, up to {most:g}")
 
-    @property
-    def has_rates(self) -> bool:
-        return self.requests_per_minute is not None or self.tokens_per_minute is not None
-
     def _refuse(self, field: str, words: str) -> None:
         of = f" of the key {self.name}" if self.name and field != "name" else ""
         raise ConfigError(f"{field}{of} {words}", param="api_key_file")

@@ -62,9 +62,8 @@ class Keys:
         self._config = config
         self._has_weights = has_weights
         self._clock = clock
-        self._meters: dict[str, Meter] = {}  # by name, of keys that have rates
+        self._meters: dict[str, Meter] = {}  # by name, of keys that have one
         self._ring = self._read()
-        self._by_owner: dict[str, Meter] = {}  # of those who came
 
     @property
     def is_open(self) -> bool:
@@ -81,21 +80,11 @@ class Keys:
     def caller(self, presented: bytes) -> Caller | None:
         """Whose key it is; None where it is nobody's."""
         key = self._ring.find(presented)
-        if key is None:
-            return None
-        caller = Caller.of_key(presented, is_admin=key.terms.is_admin, terms=key.terms)
-        if key.terms.has_rates and caller.owner not in self._by_owner:
-            self._by_owner[caller.owner] = self._meters[key.terms.name]
-        return caller
-
-    def meter(self, owner: str) -> Meter | None:
-        """What counts the requests and tokens of a caller; None where nothing limits them."""
-        return self._by_owner.get(owner)
+        return None if key is None else Caller.of_key(presented, key.terms, self._meters.get(key.terms.name))
 
     def reload(self) -> None:
         """Raises ConfigError, and keeps the keys it has, where the file is wrong."""
         self._ring = self._read()
-        self._by_owner = {}
 
     def _read(self) -> KeyRing:
         config = self._config
@@ -114,9 +103,8 @@ class Keys:
                 "--scheduling-policy fair, or leave the weights out",
                 param="api_key_file",
             )
-        self._meters = {
-            key.terms.name: Meter.like(self._meters.get(key.terms.name), key.terms, self._clock)
-            for key in keys
-            if key.terms.has_rates
-        }
+        named = [key.terms for key in keys if key.terms.name]
+        self._meters = {terms.name: self._meters.get(terms.name) or Meter(self._clock) for terms in named}
+        for terms in named:
+            self._meters[terms.name].set_rates(terms)
         return ring

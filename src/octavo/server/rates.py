@@ -16,13 +16,19 @@ _MINUTE = 60.0
 
 
 class Bucket:
-    """Invariant: the level is at most `per_minute`; it may be below 0."""
+    """Invariant: the level is at most a minute's worth; it may be below 0."""
 
     def __init__(self, per_minute: float, clock: Callable[[], float]) -> None:
         self.per_minute = per_minute
         self._clock = clock
-        self._level = max(per_minute, 1.0)
+        self._level = self._most
         self._at = clock()
+
+    def set_rate(self, per_minute: float) -> None:
+        """From now on; what is owed stays owed."""
+        self._refill()
+        self.per_minute = per_minute
+        self._level = min(self._level, self._most)
 
     def wait_seconds(self, amount: float) -> float:
         """Until `amount`, or a full bucket, is there; 0: now."""
@@ -44,22 +50,16 @@ class Bucket:
 
 
 class Meter:
-    """Of one key."""
+    """Of one key, for as long as its name is known: requests under way hold on to it while the rates change."""
 
-    def __init__(self, terms: KeyTerms, clock: Callable[[], float]) -> None:
-        self._terms = terms
-        self._requests = _bucket(terms.requests_per_minute, clock)
-        self._tokens = _bucket(terms.tokens_per_minute, clock)
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._requests: Bucket | None = None
+        self._tokens: Bucket | None = None
 
-    @classmethod
-    def like(cls, old: Meter | None, terms: KeyTerms, clock: Callable[[], float]) -> Meter:
-        """The old one where its rates are still those of `terms`."""
-        if old is not None and (old._terms.requests_per_minute, old._terms.tokens_per_minute) == (
-            terms.requests_per_minute,
-            terms.tokens_per_minute,
-        ):
-            return old
-        return cls(terms, clock)
+    def set_rates(self, terms: KeyTerms) -> None:
+        self._requests = self._bucket(self._requests, terms.requests_per_minute)
+        self._tokens = self._bucket(self._tokens, terms.tokens_per_minute)
 
     def take_request(self) -> None:
         """Raises RateLimited."""
@@ -81,6 +81,8 @@ class Meter:
             raise RateLimited(f"this key may have {bucket.per_minute:g} {what} a minute; wait and ask again", seconds)
         bucket.charge(amount)
 
-
-def _bucket(per_minute: float | None, clock: Callable[[], float]) -> Bucket | None:
-    return None if per_minute is None else Bucket(per_minute, clock)
+    def _bucket(self, old: Bucket | None, per_minute: float | None) -> Bucket | None:
+        if old is None or per_minute is None:
+            return None if per_minute is None else Bucket(per_minute, self._clock)
+        old.set_rate(per_minute)
+        return old

@@ -23,7 +23,6 @@ from octavo.server.infill import Infill
 from octavo.server.keys import Keys
 from octavo.server.prompts import PromptEncoder
 from octavo.server.protocol import EngineLike, GrammarChecker, TemplateLike, TokenizerLike
-from octavo.server.rates import Meter
 from octavo.server.responses_api.book import Book
 from octavo.server.tools.speech import Speech
 from octavo.server.visit import Visit
@@ -64,7 +63,6 @@ class Loaded:
         self.model_names = config.served_model_names or (info.model,)
         capacity = config.limits.max_requests_in_flight or info.max_num_seqs + max_queue
         self.admission = Admission(capacity, lambda: engine.stats().queue_seconds)
-        self.meter: Callable[[str], Meter | None] = lambda _: None  # of a caller's tokens, by owner
 
     def check_infill(self) -> Infill:
         """How this model is asked to fill in the middle. Raises BadRequest where it cannot be."""
@@ -119,7 +117,6 @@ class ServerState:
 
     def set_ready(self, loaded: Loaded) -> None:
         self._loaded = loaded
-        loaded.meter = self.keys.meter
         self.metrics.attach(loaded.engine)
         if self.phase is Phase.LOADING:
             self.phase = Phase.READY

@@ -117,7 +117,7 @@ def test_a_reload_takes_the_new_keys_or_changes_nothing_and_forgets_no_debt(tmp_
     keys = Keys(ServerConfig(api_key_file=path), clock=lambda: 0.0)
     caller = keys.caller(b"one")
     assert caller is not None
-    meter = keys.meter(caller.owner)
+    meter = caller.meter
     assert meter is not None
     meter.charge_tokens(500)
 
@@ -126,7 +126,7 @@ def test_a_reload_takes_the_new_keys_or_changes_nothing_and_forgets_no_debt(tmp_
     assert keys.caller(b"one") is None
     again = keys.caller(b"two")
     assert again is not None
-    assert keys.meter(again.owner) is meter, "a new key of the same name owes what the old one did"
+    assert again.meter is meter, "a new key of the same name owes what the old one did"
 
     for wrong in ("", "[[key]]\nname = 'a'\n", "x = ["):
         write(tmp_path, wrong)
@@ -137,7 +137,7 @@ def test_a_reload_takes_the_new_keys_or_changes_nothing_and_forgets_no_debt(tmp_
     keys.reload()
     other = keys.caller(b"two")
     assert other is not None
-    assert keys.meter(other.owner) is not meter
+    assert other.meter is meter, "so do other rates"
 
 
 def test_without_a_key_the_door_is_open_and_a_key_file_of_administrators_alone_shuts_it(tmp_path: Path) -> None:

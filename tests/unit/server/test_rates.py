@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from octavo.server.config import ServerConfig
 from octavo.server.key_terms import KeyTerms
 from octavo.server.rates import Bucket, Meter
 from support.attack import with_bodies
-from support.http_site import Site, check_error, run, site
+from support.http_site import CHAT, MESSAGES, Site, check_error, run, site
 
 pytestmark = pytest.mark.security("S5")
 
@@ -21,6 +22,12 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
+
+
+def meter_of(clock: Clock, **rates: float) -> Meter:
+    meter = Meter(clock)
+    meter.set_rates(KeyTerms("a", **rates))
+    return meter
 
 
 def test_a_bucket_refills_evenly_and_holds_a_minutes_worth() -> None:
@@ -39,7 +46,7 @@ def test_a_bucket_refills_evenly_and_holds_a_minutes_worth() -> None:
 
 def test_debt_is_waited_for_and_more_than_a_minutes_worth_passes_when_the_bucket_is_full() -> None:
     clock = Clock()
-    meter = Meter(KeyTerms("a", tokens_per_minute=100), clock)
+    meter = meter_of(clock, tokens_per_minute=100)
     meter.take_prompt(1000)
     with pytest.raises(RateLimited) as caught:
         meter.take_prompt(1)
@@ -51,7 +58,7 @@ def test_debt_is_waited_for_and_more_than_a_minutes_worth_passes_when_the_bucket
 
 def test_fewer_than_one_a_minute_is_one_now_and_then() -> None:
     clock = Clock()
-    meter = Meter(KeyTerms("a", requests_per_minute=0.5), clock)
+    meter = meter_of(clock, requests_per_minute=0.5)
     meter.take_request()
     with pytest.raises(RateLimited) as caught:
         meter.take_request()
@@ -60,8 +67,26 @@ def test_fewer_than_one_a_minute_is_one_now_and_then() -> None:
     meter.take_request()
 
 
+def test_another_rate_forgets_no_debt_and_fills_no_bucket() -> None:
+    clock = Clock()
+    meter = meter_of(clock, tokens_per_minute=60)
+    meter.charge_tokens(120)
+    meter.set_rates(KeyTerms("a", tokens_per_minute=120))
+    clock.now = 30.0
+    with pytest.raises(RateLimited) as caught:
+        meter.take_prompt(1)
+    assert caught.value.retry_after_seconds == 1
+    clock.now = 1000.0
+    meter.set_rates(KeyTerms("a", tokens_per_minute=10))
+    meter.take_prompt(10)
+    with pytest.raises(RateLimited):
+        meter.take_prompt(1)
+    meter.set_rates(KeyTerms("a"))
+    meter.take_prompt(1)
+
+
 def test_who_has_no_rate_is_never_refused() -> None:
-    meter = Meter(KeyTerms("a", requests_per_minute=1), Clock())
+    meter = meter_of(Clock(), requests_per_minute=1)
     for _ in range(10):
         meter.take_prompt(10**9)
         meter.charge_tokens(10**9)
@@ -126,6 +151,41 @@ def test_tokens_are_charged_on_every_route_that_generates_and_the_next_request_w
                 assert len(here.engine.requests) == 1
                 assert here.state.loaded.admission.num_taken == 0
         assert {"/v1/chat/completions", "/v1/completions", "/v1/messages", "/api/chat"} <= set(generating)
+
+    run(go())
+
+
+@pytest.mark.parametrize("place", ["template", "engine"])
+def test_what_passed_the_door_before_the_keys_were_read_again_is_charged_as_they_now_say(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    """It was charged to nobody, or to what was no longer asked."""
+
+    async def go() -> None:
+        async with site(config(tmp_path)) as here:
+            template, arrived, go_on = here.state.loaded.template, here.engine.submitted, asyncio.Event()
+            assert template is not None
+            render = template.render
+
+            async def held(*args: Any, **fields: Any) -> str:
+                arrived.set()
+                await go_on.wait()
+                return await render(*args, **fields)
+
+            if place == "template":
+                arrived = asyncio.Event()
+                monkeypatch.setattr(template, "render", held)
+            else:
+                here.engine.hold()
+            body = {"messages": MESSAGES, "max_tokens": 60, "ignore_eos": True}
+            task = asyncio.create_task(ask(here, "few", CHAT, body))
+            await arrived.wait()
+            config(tmp_path, tokens=50)
+            here.state.keys.reload()
+            go_on.set()
+            here.engine.running.set()
+            assert (await task).status_code == 200
+            check_error(await ask(here, "few", CHAT, body), 429)
 
     run(go())
 

@@ -72,13 +72,21 @@ class Call:
             self.request(number, own, number * num_samples, prompt_token_ids=tuple(prompt))
             for number, (prompt, own) in enumerate(zip(prompts, samplings, strict=True))
         ]
-        return self.seen(Generation(self.loaded, requests, self.state.config.limits, self.state.metrics))
+        return self.generation_of(requests)
 
-    def seen(self, generation: Generation) -> Generation:
-        """The same, known to whoever watches this request."""
+    def generation_of(self, requests: Sequence[EngineRequest], *, num_shared_tokens: int | None = None) -> Generation:
+        """Known to whoever watches this request."""
+        made = Generation(
+            self.loaded,
+            requests,
+            self.state.config.limits,
+            self.state.metrics,
+            meter=self.caller.meter,
+            num_shared_tokens=num_shared_tokens,
+        )
         if self._visit is not None:
-            self._visit.generations.append(generation)
-        return generation
+            self._visit.generations.append(made)
+        return made
 
     def request(
         self,

@@ -105,14 +105,7 @@ class _ForkCall(CompletionCall):
         requests = [
             self.request(number, sampling, number, fork_of=self._point) for number, sampling in enumerate(samplings)
         ]
-        made = Generation(
-            self.loaded,
-            requests,
-            self.state.config.limits,
-            self.state.metrics,
-            num_shared_tokens=found.num_prompt_tokens,
-        )
-        return self.seen(made)
+        return self.generation_of(requests, num_shared_tokens=found.num_prompt_tokens)
 
     def head(self, kind: str | None = None) -> dict[str, Any]:
         point = self._point
