@@ -23,7 +23,7 @@ from octavo.engine.engine_request import EngineRequest, ForkPoint
 from octavo.engine.info import EngineInfo, EngineStats
 from octavo.engine.mailbox import MAX_UNREAD_BYTES, Mailbox
 from octavo.engine.records import DebugRecord, Place
-from octavo.engine.server_channel import FrameSender, read_frame
+from octavo.engine.server_channel import ServerChannel
 from octavo.errors import BadRequest, EngineDead, QueueFull
 from octavo.outputs import SequenceDelta
 
@@ -69,7 +69,8 @@ class AsyncEngine:
         self._heard_time = clock()
         self._longest_step_seconds = 0.0
         self._is_stopping = False
-        self._reading = asyncio.create_task(self._read(), name="octavo engine reader")
+        self._last_words = ""
+        process.channel.listen(self._hear, self._on_end)
 
     @classmethod
     async def start(
@@ -88,8 +89,8 @@ class AsyncEngine:
         """
         process = await _Process.spawn(command)
         try:
-            process.sender.send(frames.encode(frames.Start(config)))
-            info = await _until_ready(process.reader, progress)
+            process.channel.send(frames.encode(frames.Start(config)))
+            info = await _until_ready(process.channel, progress)
         except BaseException as error:
             await process.end(timeout_seconds=0.0)
             if isinstance(error, OSError):
@@ -208,7 +209,6 @@ class AsyncEngine:
         self._is_stopping = True
         self._fail_all(EngineDead("the server is shutting down; try another one"))
         await self._process.end(timeout_seconds=timeout_seconds)
-        await asyncio.wait([self._reading])
 
     @property
     def _is_running(self) -> bool:
@@ -236,37 +236,32 @@ class AsyncEngine:
     def _send_request(self, frame: bytes) -> None:
         if not self._is_running:
             raise EngineDead(self.failure or "the engine process is not running; restart the server")
-        if self._process.sender.num_unsent_bytes > MAX_UNSENT_BYTES:
+        if self._process.channel.num_unsent_bytes > MAX_UNSENT_BYTES:
             raise QueueFull("the engine takes no more requests for the moment; try again later")
-        self._process.sender.send(frame)
+        self._process.channel.send(frame)
 
     def _abort_quietly(self, request_id: str) -> None:
         if self._is_running:  # else there is nothing to abort; however much waits to be sent, this too must be
-            self._process.sender.send(frames.encode(frames.Abort(request_id)))
+            self._process.channel.send(frames.encode(frames.Abort(request_id)))
 
-    async def _read(self) -> None:
-        """Until the channel ends: the life of the engine as seen from here."""
-        reason = ""
-        try:
-            while (message := await read_frame(self._process.reader)) is not None:
-                self._heard_time = self._clock()
-                if isinstance(message, frames.Fatal):
-                    reason = message.message
-                else:
-                    self._dispatch(message)
-        except (frames.FrameError, OSError) as error:
-            reason = reason or str(error)  # its last words tell more than how the channel ended
-        except Exception as error:  # a fault of this module: the same as a lost engine, never a silent hang
-            reason = f"{type(error).__name__} while reading from the engine"
-        finally:
-            self._on_end(reason)
+    def _hear(self, message: frames.FromEngine) -> None:
+        self._heard_time = self._clock()
+        if isinstance(message, frames.Fatal):
+            self._last_words = message.message
+        else:
+            self._dispatch(message)
 
-    def _on_end(self, reason: str) -> None:
+    def _on_end(self, error: Exception | None) -> None:
+        """The engine is gone, or speaks what nobody understands: its life as seen from here is over."""
         if self._is_stopping:
             return
+        reason = self._last_words  # they tell more than how the channel ended
+        if error is not None and not reason:
+            is_foreseen = isinstance(error, (frames.FrameError, OSError))
+            reason = str(error) if is_foreseen else f"{type(error).__name__} while reading from the engine"
         self.failure = "the engine process ended" + (f" ({reason})" if reason else "") + "; restart the server"
         self._process.signal(signal.SIGKILL)
-        self._process.close_channel()
+        self._process.channel.close()
         self.died.set()
         self._fail_all(EngineDead(self.failure))
 
@@ -300,20 +295,12 @@ class AsyncEngine:
 
 
 class _Process:
-    """The child and our end of the channel: one socket to read, a duplicate to write."""
+    """The child and our end of the channel."""
 
-    def __init__(
-        self,
-        process: asyncio.subprocess.Process,
-        reader: asyncio.StreamReader,
-        transport: asyncio.StreamWriter,
-        sender: FrameSender,
-    ) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, channel: ServerChannel) -> None:
         self.pid = process.pid
-        self.reader = reader
-        self.sender = sender
+        self.channel = channel
         self._process = process
-        self._transport = transport  # of the reader; nothing is written through it
 
     @classmethod
     async def spawn(cls, command: Sequence[str]) -> _Process:
@@ -327,36 +314,29 @@ class _Process:
                     stdin=asyncio.subprocess.DEVNULL,
                     start_new_session=True,  # a terminal's Ctrl-C is the server's to hear, also while this one imports
                 )
-            reader, transport = await asyncio.open_unix_connection(sock=ours)
         except BaseException:
             ours.close()
             raise
-        return cls(process, reader, transport, FrameSender(ours.dup()))
+        return cls(process, ServerChannel(ours))
 
     def signal(self, number: signal.Signals) -> None:
         """Nothing when it has ended already."""
         with contextlib.suppress(ProcessLookupError):
             self._process.send_signal(number)
 
-    def close_channel(self) -> None:
-        self.sender.close()
-        self._transport.close()
-
     async def end(self, *, timeout_seconds: float) -> None:
         """Closes the channel, SIGKILL after the timeout (0: at once); returns when the process is gone. Idempotent."""
-        self.close_channel()
+        self.channel.close()
         try:
             async with asyncio.timeout(timeout_seconds):
                 await self._process.wait()
         except TimeoutError:
             self.signal(signal.SIGKILL)
             await self._process.wait()
-        with contextlib.suppress(OSError):
-            await self._transport.wait_closed()
 
 
-async def _until_ready(reader: asyncio.StreamReader, progress: ProgressCallback | None) -> EngineInfo:
-    while (message := await read_frame(reader)) is not None:
+async def _until_ready(channel: ServerChannel, progress: ProgressCallback | None) -> EngineInfo:
+    while (message := await channel.read()) is not None:
         match message:
             case frames.Ready(info=info):
                 return info

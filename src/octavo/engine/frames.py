@@ -211,7 +211,7 @@ def decode_to_engine(body: bytes) -> ToEngine:
     return _decode(_TO_ENGINE, body)
 
 
-def decode_from_engine(body: bytes) -> FromEngine:
+def decode_from_engine(body: bytes | bytearray) -> FromEngine:
     """Raises FrameError."""
     return _decode(_FROM_ENGINE, body)
 
@@ -229,7 +229,7 @@ _TO_ENGINE: Final = msgspec.msgpack.Decoder(ToEngine)
 _FROM_ENGINE: Final = msgspec.msgpack.Decoder(FromEngine)
 
 
-def _decode(decoder: msgspec.msgpack.Decoder[_Message], body: bytes) -> _Message:
+def _decode(decoder: msgspec.msgpack.Decoder[_Message], body: bytes | bytearray) -> _Message:
     try:
         return decoder.decode(body)
     except (msgspec.MsgspecError, OctavoError, UnicodeDecodeError, OverflowError, RecursionError) as error:

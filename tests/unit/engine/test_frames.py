@@ -6,6 +6,7 @@ import dataclasses
 import pickle
 import socket
 import threading
+from collections.abc import Callable
 
 import msgspec
 import pytest
@@ -19,7 +20,7 @@ from octavo.engine.control import LiveRequest
 from octavo.engine.engine_request import EngineRequest, ForkPoint
 from octavo.engine.info import EngineStats
 from octavo.engine.records import DebugRecord, DebugSample, Place
-from octavo.engine.server_channel import FrameSender, read_frame
+from octavo.engine.server_channel import ServerChannel
 from octavo.errors import BadRequest, ConfigError, InternalError, NotFound, OctavoError, QueueFull, TooLarge
 from octavo.outputs import CacheReport, PromptProgress, RequestTimings, SequenceDelta, TokenLogprobs
 from octavo.sampling_params import SamplingParams
@@ -218,28 +219,86 @@ def test_last_words_are_heard_though_the_engine_left_requests_unread() -> None:
     assert heard == [frames.encode(frames.Fatal("the kernel broke"))]
 
 
+WHOLE = frames.encode(frames.StepDone((DELTA,))) + frames.encode(frames.Fatal("x"))
+
+
 def test_the_servers_end_tells_a_clean_end_from_a_torn_frame() -> None:
     async def read(data: bytes) -> list[frames.FromEngine | None]:
-        reader = asyncio.StreamReader()
-        reader.feed_data(data)
-        reader.feed_eof()
+        ours, theirs = socket.socketpair()
+        with theirs:
+            theirs.sendall(data)
+        channel = ServerChannel(ours)
         got: list[frames.FromEngine | None] = []
-        while not got or got[-1] is not None:
-            got.append(await read_frame(reader))
+        try:
+            while not got or got[-1] is not None:
+                got.append(await channel.read())
+        finally:
+            channel.close()
         return got
 
-    whole = frames.encode(frames.StepDone((DELTA,))) + frames.encode(frames.Fatal("x"))
-    assert asyncio.run(read(whole)) == [frames.StepDone((DELTA,)), frames.Fatal("x"), None]
-    for cut in (2, 4, 30, len(whole) - 1):
+    assert asyncio.run(read(WHOLE)) == [frames.StepDone((DELTA,)), frames.Fatal("x"), None]
+    for cut in (2, 4, 30, len(WHOLE) - 1):
         with pytest.raises(frames.FrameError):
-            asyncio.run(read(whole[:cut]))
+            asyncio.run(read(WHOLE[:cut]))
+    with pytest.raises(frames.FrameError, match="announced"):
+        asyncio.run(read(b"\xff" * 5))
+
+
+def test_who_listens_hears_what_came_before_and_each_message_once_and_the_end() -> None:
+    async def scenario() -> None:
+        ours, theirs = socket.socketpair()
+        channel = ServerChannel(ours)
+        with theirs:
+            theirs.sendall(WHOLE)
+            assert await channel.read() == frames.StepDone((DELTA,))
+            heard: list[object] = []
+            ended = asyncio.get_running_loop().create_future()
+            channel.listen(heard.append, ended.set_result)
+            assert heard == [frames.Fatal("x")]
+            for byte in WHOLE:  # however the bytes fall
+                theirs.sendall(bytes([byte]))
+                await asyncio.sleep(0)
+        assert await ended is None
+        assert heard == [frames.Fatal("x"), frames.StepDone((DELTA,)), frames.Fatal("x")]
+        channel.close()
+        channel.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_listener_that_breaks_or_closes_hears_no_more() -> None:
+    async def scenario(take: Callable[[ServerChannel], None], *, ends: bool) -> None:
+        ours, theirs = socket.socketpair()
+        channel = ServerChannel(ours)
+        heard: list[object] = []
+        ended: list[Exception | None] = []
+
+        def hear(message: object) -> None:
+            heard.append(message)
+            take(channel)
+
+        channel.listen(hear, ended.append)
+        with theirs:
+            theirs.sendall(WHOLE)
+            while not heard:
+                await asyncio.sleep(0)
+            if ends:
+                theirs.sendall(WHOLE)
+            for _ in range(3):
+                await asyncio.sleep(0)
+        assert heard == [frames.StepDone((DELTA,))]
+        assert [type(error) for error in ended] == [ZeroDivisionError] * ends
+        channel.close()
+
+    asyncio.run(scenario(lambda _: 1 // 0, ends=True))  # type: ignore[arg-type,return-value]
+    asyncio.run(scenario(lambda channel: channel.close(), ends=False))
 
 
 def test_the_servers_way_out_never_waits_and_loses_nothing() -> None:
     async def scenario() -> None:
         ours, theirs = socket.socketpair()
         with theirs:
-            sender = FrameSender(ours)
+            sender = ServerChannel(ours)
             sent = [frames.Add(dataclasses.replace(REQUEST, client_id=str(i) * 50_000)) for i in range(9)]
             for message in sent:
                 sender.send(frames.encode(message))

@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from octavo.server.streaming import Patience
+
+
+def test_a_write_that_hangs_ends_though_many_before_it_passed() -> None:
+    async def go() -> None:
+        loop = asyncio.get_running_loop()
+        patience = Patience(0.01)
+        num_passed = 0
+        with pytest.raises(TimeoutError):
+            async with patience:
+                until = loop.time() + 0.05  # the timer looks at least once, finds a fresh write, and goes on
+                while loop.time() < until:
+                    patience.begin()
+                    await asyncio.sleep(0)
+                    patience.end()
+                    num_passed += 1
+                patience.begin()
+                await asyncio.Event().wait()
+        assert num_passed > 0
+
+    asyncio.run(go())
+
+
+def test_between_writes_any_time_may_pass_and_the_end_leaves_no_timer() -> None:
+    async def go() -> None:
+        loop = asyncio.get_running_loop()
+        async with Patience(0.001) as patience:
+            patience.begin()
+            patience.end()
+            looked = asyncio.Event()
+            loop.call_later(0.005, looked.set)
+            await looked.wait()
+        with pytest.raises(ValueError, match="mine"):
+            async with Patience(0.001):
+                raise ValueError("mine")
+
+    asyncio.run(go())
