@@ -10,10 +10,11 @@ from octavo.server.streaming import Patience
 def test_a_write_that_hangs_ends_though_many_before_it_passed() -> None:
     async def go() -> None:
         loop = asyncio.get_running_loop()
-        patience = Patience(0.01)
         num_passed = 0
-        with pytest.raises(TimeoutError):
-            async with patience:
+
+        async def write() -> None:
+            nonlocal num_passed
+            async with Patience(0.01) as patience:
                 until = loop.time() + 0.05  # the timer looks at least once, finds a fresh write, and goes on
                 while loop.time() < until:
                     patience.begin()
@@ -22,6 +23,9 @@ def test_a_write_that_hangs_ends_though_many_before_it_passed() -> None:
                     num_passed += 1
                 patience.begin()
                 await asyncio.Event().wait()
+
+        with pytest.raises(TimeoutError):
+            await write()
         assert num_passed > 0
 
     asyncio.run(go())
