@@ -84,14 +84,16 @@ async def start_raw(call: Call, body: ChatRequest, text: str, suffix: str | None
     return _begin(call, prompt, sampling, "prompt")
 
 
-async def start_read(call: Call, body: ChatRequest) -> Conversation:
-    """With tools, and readers that find calls and reasoning in the answer. Raises BadRequest."""
+async def start_read(call: Call, body: ChatRequest, prompt: list[int] | None = None) -> Conversation:
+    """With tools, and readers that find calls and reasoning in the answer. `prompt`: where it was made from the body
+    already. Raises BadRequest."""
     loaded, speech = call.loaded, call.loaded.speech
     grammar = await call.grammar()
     asked = asked_of(body, call.state.config.limits, has_form=grammar is not None)
     max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     truncation = Truncation.of(body.truncate_prompt_tokens, body.truncation_side, loaded.info, max_tokens)
-    prompt = await prompt_of(loaded, body, asked, truncation)
+    if prompt is None:
+        prompt = await prompt_of(loaded, body, asked, truncation)
     is_thinking = _is_thinking(loaded, body, prompt)
     if asked is not None and asked.is_held:
         grammar = await enforced(asked, loaded, call.state.config.limits, is_thinking=is_thinking)

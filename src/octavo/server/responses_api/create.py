@@ -28,7 +28,7 @@ from octavo.server.openai.tool_fields import Asked, asked_of
 from octavo.server.responses_api.book import Book
 from octavo.server.responses_api.call import ResponseCall
 from octavo.server.responses_api.convert import NAMES, chat_request, check_includes, check_numbers
-from octavo.server.responses_api.fitting import fitted
+from octavo.server.responses_api.fitting import fit
 from octavo.server.responses_api.items import Kept, kept, messages_of, references
 from octavo.server.responses_api.schemas import InputFields, InputTokensRequest, ResponsesRequest
 from octavo.server.streaming import EventStream, Started
@@ -51,9 +51,8 @@ async def _answer(routes: Routes, http: Request) -> Response:
     with NAMES.said():
         chat = chat_request(body, messages)
         call = ResponseCall(routes, http, body, chat, response_id=response_id, given=given)
-        if body.truncation == "auto":
-            chat.messages = await fitted(call.loaded, chat, _asked(routes, chat))
-        call.begin(await conversation.start_read(call, chat))
+        prompt = await fit(call.loaded, chat, _asked(routes, chat)) if body.truncation == "auto" else None
+        call.begin(await conversation.start_read(call, chat, prompt))
     if body.background:
         return _in_background(call, routes.state.responses)
     with NAMES.said():
@@ -72,10 +71,10 @@ async def _count(routes: Routes, http: Request) -> Response:
     with NAMES.said():
         chat = chat_request(body, messages)
         asked = _asked(routes, chat)
-        if body.truncation == "auto":
-            chat.messages = await fitted(loaded, chat, asked)
-        number = len(await conversation.prompt_of(loaded, chat, asked))
-    return json_response({"object": "response.input_tokens", "input_tokens": number})
+        prompt = await fit(loaded, chat, asked) if body.truncation == "auto" else None
+        if prompt is None:
+            prompt = await conversation.prompt_of(loaded, chat, asked)
+    return json_response({"object": "response.input_tokens", "input_tokens": len(prompt)})
 
 
 def _check(body: ResponsesRequest, book: Book) -> None:

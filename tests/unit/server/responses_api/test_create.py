@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -380,6 +381,31 @@ def test_the_oldest_turns_go_where_truncation_is_auto() -> None:
             check_error(await ask(here, input="x" * 150, truncation="auto"), 400)
             short = await answer(here, input="short", truncation="auto")
             assert short["usage"]["input_tokens"] < 60
+
+    run(go())
+
+
+def test_what_fits_is_rendered_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def go() -> None:
+        async with site() as here:
+            template, rendered = here.state.loaded.template, []
+            assert template is not None
+            render = template.render
+
+            async def counting(messages: Sequence[Mapping[str, Any]], **fields: Any) -> str:
+                rendered.append(messages)
+                return await render(messages, **fields)
+
+            monkeypatch.setattr(template, "render", counting)
+            turns = [{"role": "user", "content": f"{number}"} for number in range(3)]
+            await answer(here, input=turns, truncation="auto")
+            assert len(rendered) == 1
+            await here.post(COUNT, {"input": turns, "truncation": "auto"})
+            assert len(rendered) == 2
+            await answer(here, input="one", truncation="auto")
+            assert len(rendered) == 3
+            await answer(here, input=[{"role": "user", "content": "x" * 110}, *turns[:1]], truncation="auto")
+            assert len(rendered) == 5, "too long, then the last turn alone"
 
     run(go())
 
