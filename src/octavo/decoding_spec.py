@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from octavo.errors import BadRequest, short_number
+from octavo.errors import BadRequest, check_whole
 
 MAX_PATTERN_SIZE: Final = 1024
 MAX_MARKER_CHARS: Final = 256
@@ -30,7 +30,7 @@ class RepetitionDetection:
             ("min_pattern_size", self.min_pattern_size, 1, self.max_pattern_size),
             ("min_count", self.min_count, 2, _MAX_INT),
         ):
-            _check("repetition_detection", name, value, low, high)
+            check_whole(f"repetition_detection: {name}", value, low, high, param="repetition_detection")
 
     def __str__(self) -> str:
         return f"{self.min_pattern_size} to {self.max_pattern_size} tokens, {self.min_count} times"
@@ -49,21 +49,11 @@ class ThinkingBudget:
     may_reopen: bool = False  # the answer may think anywhere, not only at its beginning; all of it is counted together
 
     def __post_init__(self) -> None:
-        _check("thinking_token_budget", "max_tokens", self.max_tokens, 0, _MAX_INT)
-        _check(
-            "thinking_token_budget", "the number of closing tokens", len(self.closing_token_ids), 1, MAX_CLOSING_TOKENS
-        )
+        param, num_closing = "thinking_token_budget", len(self.closing_token_ids)
+        check_whole(f"{param}: max_tokens", self.max_tokens, 0, _MAX_INT, param=param)
+        check_whole(f"{param}: the number of closing tokens", num_closing, 1, MAX_CLOSING_TOKENS, param=param)
         for token_id in self.closing_token_ids:
-            _check("thinking_token_budget", "a closing token", token_id, 0, _MAX_INT)
+            check_whole(f"{param}: a closing token", token_id, 0, _MAX_INT, param=param)
         for marker in (self.begin, self.end):
             if not 0 < len(marker) <= MAX_MARKER_CHARS:
-                raise BadRequest(
-                    f"a marker of thinking has 1 to {MAX_MARKER_CHARS} characters", param="thinking_token_budget"
-                )
-
-
-def _check(param: str, name: str, value: object, low: int, high: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise BadRequest(f"{param}: {name} must be a whole number", param=param)
-    if not low <= value <= high:
-        raise BadRequest(f"{param}: {name} is {short_number(value)}; it must be from {low} to {high}", param=param)
+                raise BadRequest(f"a marker of thinking has 1 to {MAX_MARKER_CHARS} characters", param=param)

@@ -103,6 +103,15 @@ def retry_after_seconds(seconds: float) -> int:
     return min(max(math.ceil(seconds), 1), MAX_RETRY_AFTER_SECONDS)
 
 
+def check_whole(name: str, value: object, low: int, high: int | None = None, *, param: str | None = None) -> None:
+    """Raises BadRequest unless it is from `low` to `high`; `param` where that is not the name."""
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise BadRequest(f"{name} must be a whole number", param=param or name)
+    if value < low or (high is not None and value > high):
+        bounds = f"at least {low}" if high is None else f"from {low} to {high}"
+        raise BadRequest(f"{name} is {short_number(value)}; it must be {bounds}", param=param or name)
+
+
 def short_number(value: float) -> str:
     """A number as text, bounded: an integer of 10^5 digits must not be printed (nor converted)."""
     if isinstance(value, int) and abs(value) >= 2**70:

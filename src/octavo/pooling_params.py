@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
-from octavo.errors import BadRequest, short_number
+from octavo.errors import BadRequest, check_whole, short_number
 
 Pooling = Literal["mean", "last"]
 POOLINGS: Final[tuple[Pooling, ...]] = get_args(Pooling)
@@ -27,14 +27,8 @@ class PoolingParams:
             raise BadRequest(f"pooling must be {' or '.join(POOLINGS)}", param="pooling")
         if not isinstance(self.normalize, bool):
             raise BadRequest("normalize must be true or false", param="normalize")
-        if self.dimensions is None:
-            return
-        if not isinstance(self.dimensions, int) or isinstance(self.dimensions, bool):
-            raise BadRequest("dimensions must be a whole number", param="dimensions")
-        if self.dimensions < 1:
-            raise BadRequest(
-                f"dimensions is {short_number(self.dimensions)}; it must be at least 1", param="dimensions"
-            )
+        if self.dimensions is not None:
+            check_whole("dimensions", self.dimensions, 1)
 
     def check_against_model(self, embedding_size: int) -> None:
         """`embedding_size`: columns of the model's final hidden state, 0 where it shows none. Raises BadRequest."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from octavo.decoding_spec import RepetitionDetection, ThinkingBudget
-from octavo.errors import BadRequest, short_number
+from octavo.errors import BadRequest, check_whole, short_number
 from octavo.grammar_spec import GrammarSpec
 from octavo.pooling_params import PoolingParams
 
@@ -77,24 +77,24 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         self._keep_as_typed()
-        _whole("n", self.n, 1, MAX_N)
+        check_whole("n", self.n, 1, MAX_N)
         _real("temperature", self.temperature, 0.0, 2.0)
         _real("top_p", self.top_p, 0.0, 1.0, open_low=True)
-        _whole("top_k", self.top_k, -1, 2**31 - 1)
+        check_whole("top_k", self.top_k, -1, 2**31 - 1)
         _real("min_p", self.min_p, 0.0, 1.0)
         _real("repetition_penalty", self.repetition_penalty, 0.0, 10.0, open_low=True)
         _real("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _real("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         _count("logit_bias", len(self.logit_bias), MAX_LOGIT_BIAS)
         for token_id, bias in self.logit_bias.items():
-            _whole("logit_bias", token_id, 0, 2**31 - 1)
+            check_whole("logit_bias", token_id, 0, 2**31 - 1)
             _real("logit_bias", bias, -100.0, 100.0)
         if self.seed is not None:
-            _whole("seed", self.seed, -(2**63), 2**64 - 1)
+            check_whole("seed", self.seed, -(2**63), 2**64 - 1)
         if self.max_tokens is not None:
             asks_prompt_only = self.prompt_logprobs is not None or self.pooling is not None
-            _whole("max_tokens", self.max_tokens, 0 if asks_prompt_only else 1, 2**31 - 1)
-        _whole("min_tokens", self.min_tokens, 0, 2**31 - 1)
+            check_whole("max_tokens", self.max_tokens, 0 if asks_prompt_only else 1, 2**31 - 1)
+        check_whole("min_tokens", self.min_tokens, 0, 2**31 - 1)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise BadRequest(
                 f"min_tokens is {self.min_tokens}, max_tokens is {self.max_tokens}; lower min_tokens",
@@ -108,10 +108,10 @@ class SamplingParams:
                 raise BadRequest(f"a stop string may have {MAX_STOP_STRING_BYTES} bytes; shorten it", param="stop")
         _count("stop_token_ids", len(self.stop_token_ids), MAX_STOP_TOKEN_IDS)
         for token_id in self.stop_token_ids:
-            _whole("stop_token_ids", token_id, 0, 2**31 - 1)
+            check_whole("stop_token_ids", token_id, 0, 2**31 - 1)
         for name, value in (("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)):
             if value is not None:
-                _whole(name, value, 0, MAX_LOGPROBS)
+                check_whole(name, value, 0, MAX_LOGPROBS)
         for name in ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens", "use_beam_search"):
             if not isinstance(getattr(self, name), bool):
                 raise BadRequest(f"{name} must be true or false", param=name)
@@ -123,7 +123,7 @@ class SamplingParams:
     def _check_logprob_ids(self) -> None:
         _count("logprob_token_ids", len(self.logprob_token_ids), MAX_LOGPROB_TOKEN_IDS)
         for token_id in self.logprob_token_ids:
-            _whole("logprob_token_ids", token_id, 0, 2**31 - 1)
+            check_whole("logprob_token_ids", token_id, 0, 2**31 - 1)
         if len(set(self.logprob_token_ids)) < len(self.logprob_token_ids):
             raise BadRequest("logprob_token_ids names a token twice; name each once", param="logprob_token_ids")
         if self.logprob_token_ids and self.logprobs is None:
@@ -145,7 +145,7 @@ class SamplingParams:
             raise BadRequest("thinking_token_budget must be a ThinkingBudget", param="thinking_token_budget")
         _count("allowed_token_ids", len(self.allowed_token_ids), MAX_ALLOWED_TOKEN_IDS)
         for token_id in self.allowed_token_ids:
-            _whole("allowed_token_ids", token_id, 0, 2**31 - 1)
+            check_whole("allowed_token_ids", token_id, 0, 2**31 - 1)
         _count("bad_words", len(self.bad_words), MAX_BAD_WORDS)
         for text in self.bad_words:
             if not isinstance(text, str) or not text:
@@ -156,11 +156,11 @@ class SamplingParams:
     def _check_choice(self) -> None:
         """What says how many answers are tried, and which are given out."""
         if self.best_of is not None:
-            _whole("best_of", self.best_of, 1, MAX_N)
+            check_whole("best_of", self.best_of, 1, MAX_N)
             if self.best_of < self.n:
                 raise BadRequest(f"best_of is {self.best_of}, n is {self.n}; raise best_of", param="best_of")
         if self.beam_width is not None:
-            _whole("beam_width", self.beam_width, 1, MAX_BEAM_WIDTH)
+            check_whole("beam_width", self.beam_width, 1, MAX_BEAM_WIDTH)
         _real("length_penalty", self.length_penalty, -MAX_LENGTH_PENALTY, MAX_LENGTH_PENALTY)
         if not (isinstance(self.early_stopping, bool) or self.early_stopping == "never"):
             raise BadRequest('early_stopping must be true, false or "never"', param="early_stopping")
@@ -299,13 +299,6 @@ class SamplingParams:
                         f"{name} names token {token_id}, the vocabulary ends at {vocab_size - 1}",
                         param=name,
                     )
-
-
-def _whole(name: str, value: object, low: int, high: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise BadRequest(f"{name} must be a whole number", param=name)
-    if not low <= value <= high:
-        raise BadRequest(f"{name} is {short_number(value)}; it must be from {low} to {high}", param=name)
 
 
 def _real(name: str, value: object, low: float, high: float, *, open_low: bool = False) -> None:
