@@ -77,6 +77,13 @@ class NumberCase:
             made.values = [value for value in values if made._holds(value)]
         return made
 
+    def narrow(self, low: Fraction | None, high: Fraction | None) -> None:
+        """To what lies between them."""
+        if low is not None:
+            self._raise_low(low, True)
+        if high is not None:
+            self._lower_high(high, True)
+
     def _raise_low(self, bound: Fraction, is_open: bool) -> None:
         if self.low is None or bound > self.low or (bound == self.low and is_open):
             self.low, self.is_low_open = bound, is_open

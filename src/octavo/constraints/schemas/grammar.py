@@ -153,31 +153,13 @@ class Writer:
             if bound is not None and abs(bound) > _MAX_EXACT:
                 raise Unsupported("multipleOf", f"it is not supported beside bounds beyond {_MAX_EXACT}")
         found: list[Symbols] = []
-        edges = [None, *sorted(each for each in case.ruled_out if case.low is None or each >= case.low), None]
+        edges = [None, *sorted(case.ruled_out), None]
         for low, high in pairwise(edges):
-            bounds: dict[str, Any] = {}
-            self._bound(bounds, "inimum", low, case.low, case.is_low_open)
-            self._bound(bounds, "aximum", high, case.high, case.is_high_open)
-            piece = NumberCase(case.kind)
-            for edge in (low, case.low):
-                if edge is not None:
-                    piece.low = edge if piece.low is None else max(piece.low, edge)
-            for edge in (high, case.high):
-                if edge is not None:
-                    piece.high = edge if piece.high is None else min(piece.high, edge)
+            piece = NumberCase(case.kind, case.low, case.high, case.is_low_open, case.is_high_open)
+            piece.narrow(low, high)
             if not piece.is_empty():
-                found.append((self.lark.leaf(schema | bounds),))
+                found.append((self.lark.leaf(schema | _bounds(piece)),))
         return found
-
-    def _bound(
-        self, bounds: dict[str, Any], keyword: str, edge: Fraction | None, own: Fraction | None, is_open: bool
-    ) -> None:
-        """The tighter of a number that is ruled out and the case's own bound."""
-        is_low = keyword == "inimum"
-        if edge is not None and (own is None or (edge >= own if is_low else edge <= own)):
-            bounds["exclusiveM" + keyword] = _json_number(edge)
-        elif own is not None:
-            bounds[("exclusiveM" if is_open else "m") + keyword] = _json_number(own)
 
     # Texts
 
@@ -238,6 +220,15 @@ class Writer:
 def _is_free(literal: Literal) -> bool:
     """The node asks for nothing."""
     return _NOTES.issuperset(literal.node.schema)
+
+
+def _bounds(case: NumberCase) -> dict[str, Any]:
+    bounds: dict[str, Any] = {}
+    if case.low is not None:
+        bounds["exclusiveMinimum" if case.is_low_open else "minimum"] = _json_number(case.low)
+    if case.high is not None:
+        bounds["exclusiveMaximum" if case.is_high_open else "maximum"] = _json_number(case.high)
+    return bounds
 
 
 def _json_number(value: Fraction) -> int | float:
