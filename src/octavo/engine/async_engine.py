@@ -15,6 +15,7 @@ import socket
 import sys
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
+from typing import TypeVar
 
 from octavo.config import EngineConfig
 from octavo.engine import frames
@@ -38,6 +39,7 @@ STOP_TIMEOUT_SECONDS = 2.0  # enough for the step under way; nothing is lost wit
 TIER_STOP_TIMEOUT_SECONDS = 30.0  # what is cached goes to the tier first
 _ENDED_EARLY = "the engine process ended before it was ready; its last words are on stderr"
 
+Replied = TypeVar("Replied", bound=frames.Reply)
 ProgressCallback = Callable[[str, float], None]  # stage for people, fraction 0..1
 
 
@@ -164,39 +166,33 @@ class AsyncEngine:
 
     async def locate(self, point: ForkPoint, owner: str) -> Place:
         """Where a branch there would begin. Raises NotFound, BadRequest, EngineDead."""
-        reply = await self._ask(lambda number: frames.Locate(number, point, owner))
-        assert isinstance(reply, frames.Located)
+        reply = await self._ask(frames.Located, lambda number: frames.Locate(number, point, owner))
         return reply.place
 
     async def describe(self, call_id: str, owner: str | None, first_choice: int = 0) -> tuple[DebugRecord, ...]:
         """The requests of a call, live or ended lately, from a choice on, as many as are told at once; `owner` None:
         whoever asks may see all. Raises NotFound, EngineDead."""
-        reply = await self._ask(lambda number: frames.Describe(number, call_id, owner, first_choice))
-        assert isinstance(reply, frames.Described)
+        reply = await self._ask(frames.Described, lambda number: frames.Describe(number, call_id, owner, first_choice))
         return reply.records
 
     async def reset_prefix_cache(self) -> int:
         """Nothing computed so far is found again. Returns the number of blocks. Raises EngineDead."""
-        reply = await self._ask(frames.ResetPrefixCache)
-        assert isinstance(reply, frames.PrefixCacheReset)
+        reply = await self._ask(frames.PrefixCacheReset, frames.ResetPrefixCache)
         return reply.num_blocks
 
     async def list_requests(self, limit: int) -> tuple[tuple[LiveRequest, ...], int]:
         """What lives in the engine, at most `limit` of it, and how many that are. Raises EngineDead."""
-        reply = await self._ask(lambda number: frames.ListLive(number, limit))
-        assert isinstance(reply, frames.LiveListed)
+        reply = await self._ask(frames.LiveListed, lambda number: frames.ListLive(number, limit))
         return reply.requests, reply.total
 
     async def cancel(self, call_id: str) -> int:
         """Ends the requests of a call, whose readers are told why; how many there were. Raises NotFound, EngineDead."""
-        reply = await self._ask(lambda number: frames.Cancel(number, call_id))
-        assert isinstance(reply, frames.Changed)
+        reply = await self._ask(frames.Changed, lambda number: frames.Cancel(number, call_id))
         return reply.num_requests
 
     async def set_priority(self, call_id: str, priority: int) -> int:
         """Of the requests of a call; how many there were. Raises NotFound, EngineDead."""
-        reply = await self._ask(lambda number: frames.SetPriority(number, call_id, priority))
-        assert isinstance(reply, frames.Changed)
+        reply = await self._ask(frames.Changed, lambda number: frames.SetPriority(number, call_id, priority))
         return reply.num_requests
 
     async def stop(self, timeout_seconds: float | None = None) -> None:
@@ -214,7 +210,7 @@ class AsyncEngine:
     def _is_running(self) -> bool:
         return not (self._is_stopping or self.died.is_set())
 
-    async def _ask(self, question: Callable[[int], frames.Question]) -> frames.Reply:
+    async def _ask(self, kind: type[Replied], question: Callable[[int], frames.Question]) -> Replied:
         """The reply to the question made with a fresh number. Raises what it was declined with. Few at a time: the
         step loop answers them between two steps, and nobody's questions may hold up everybody's tokens."""
         async with self._asking:
@@ -231,6 +227,7 @@ class AsyncEngine:
                 del self._questions[number]
         if isinstance(reply, frames.Declined):
             raise reply.error.to_error()
+        assert isinstance(reply, kind)
         return reply
 
     def _send_request(self, frame: bytes) -> None:
