@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -18,33 +18,10 @@ from octavo.server.limits import MAX_MESSAGES, Limits
 from octavo.server.responses_api.items import Kept, response_of
 
 if TYPE_CHECKING:
+    from octavo.server.responses_api.call import ResponseCall
     from octavo.server.responses_api.store import ResponseStore, Stored
 
 _encoder = msgspec.json.Encoder()
-
-
-class LiveResponse(Protocol):
-    """One that is being made."""
-
-    @property
-    def id(self) -> str: ...
-
-    @property
-    def owner(self) -> str: ...
-
-    @property
-    def input(self) -> Sequence[Kept]: ...
-
-    @property
-    def task(self) -> asyncio.Task[None] | None:
-        """What makes it, where no client waits."""
-
-    def response(self) -> dict[str, Any]: ...
-
-    async def stop(self) -> None: ...
-
-    def cut(self, error: Exception | None = None) -> None:
-        """It is over before its end: cancelled, or broken by the error."""
 
 
 class Book:
@@ -52,7 +29,7 @@ class Book:
         """Raises ConfigError where the file cannot be used."""
         self._config = config
         self._store: ResponseStore | None = None
-        self._live: dict[str, LiveResponse] = {}
+        self._live: dict[str, ResponseCall] = {}
         self._is_closed = False
         if config.response_store_path is not None:
             self._open()
@@ -74,10 +51,10 @@ class Book:
             )
         return self._store
 
-    def add(self, response: LiveResponse) -> None:
+    def add(self, response: ResponseCall) -> None:
         self._live[response.id] = response
 
-    def keep(self, response: LiveResponse, previous: str | None, given: bytes) -> asyncio.Future[bool]:
+    def keep(self, response: ResponseCall, previous: str | None, given: bytes) -> asyncio.Future[bool]:
         """Whether it is kept. It is on its way when this returns. `given`: its input as JSON."""
         if self._is_closed:
             kept: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
@@ -90,7 +67,7 @@ class Book:
         kept.add_done_callback(lambda _: self._live.pop(response.id, None))
         return kept
 
-    def live(self, response_id: str, owner: str) -> LiveResponse | None:
+    def live(self, response_id: str, owner: str) -> ResponseCall | None:
         found = self._live.get(response_id)
         return found if found is not None and found.owner == owner else None
 
