@@ -27,9 +27,9 @@ from octavo.server.anthropic.convert import chat_request
 from octavo.server.anthropic.schemas import CountTokensRequest, MessagesRequest
 from octavo.server.dialects import translated
 from octavo.server.errors import envelope_for, json_response
-from octavo.server.generation import Answer, Generation, Usage, until_disconnect
+from octavo.server.generation import Answer, Generation, Usage
 from octavo.server.openai import conversation
-from octavo.server.openai.call import Call, Routes
+from octavo.server.openai.call import Call, Routes, left_with_client
 from octavo.server.openai.parse import read
 from octavo.server.openai.schemas import ChatRequest
 from octavo.server.openai.tool_fields import asked_of
@@ -37,15 +37,8 @@ from octavo.server.streaming import EventStream, Started, named_event
 from octavo.server.tools.speech import Readers, reader_of
 
 
+@left_with_client
 async def create_message(routes: Routes, http: Request) -> Response:
-    return await until_disconnect(http.receive, _answer(routes, http))
-
-
-async def count_tokens(routes: Routes, http: Request) -> Response:
-    return await until_disconnect(http.receive, _count(routes, http))
-
-
-async def _answer(routes: Routes, http: Request) -> Response:
     limits = routes.state.config.limits
     body = await read(http, MessagesRequest, limits, routes.unknown_names)
     call = _MessageCall(routes, http, chat_request(body, routes.state.loaded.speech))
@@ -58,7 +51,8 @@ async def _answer(routes: Routes, http: Request) -> Response:
     return EventStream(content, steps, write_timeout_seconds=limits.write_timeout_seconds)
 
 
-async def _count(routes: Routes, http: Request) -> Response:
+@left_with_client
+async def count_tokens(routes: Routes, http: Request) -> Response:
     limits = routes.state.config.limits
     body = await read(http, CountTokensRequest, limits, routes.unknown_names)
     loaded = routes.state.loaded

@@ -21,12 +21,12 @@ from fastapi import Request, Response
 from octavo.outputs import RequestTimings, TokenLogprobs
 from octavo.server.dialects import translated
 from octavo.server.errors import envelope_for, json_response
-from octavo.server.generation import Generation, until_disconnect
+from octavo.server.generation import Generation
 from octavo.server.ollama.convert import chat_request
 from octavo.server.ollama.pieces import Pieces
 from octavo.server.ollama.schemas import OllamaChatRequest, OllamaGenerateRequest
 from octavo.server.openai import conversation
-from octavo.server.openai.call import Call, Routes
+from octavo.server.openai.call import Call, Routes, left_with_client
 from octavo.server.openai.field_names import FieldNames
 from octavo.server.openai.logprobs import chat_content
 from octavo.server.openai.parse import read
@@ -41,12 +41,14 @@ _encoder = msgspec.json.Encoder()
 Body = TypeVar("Body", OllamaChatRequest, OllamaGenerateRequest)
 
 
+@left_with_client
 async def chat_answer(routes: Routes, http: Request) -> Response:
-    return await until_disconnect(http.receive, _answer(routes, http, OllamaChatRequest))
+    return await _answer(routes, http, OllamaChatRequest)
 
 
+@left_with_client
 async def generate_answer(routes: Routes, http: Request) -> Response:
-    return await until_disconnect(http.receive, _answer(routes, http, OllamaGenerateRequest))
+    return await _answer(routes, http, OllamaGenerateRequest)
 
 
 async def _answer(routes: Routes, http: Request, schema: type[Body]) -> Response:

@@ -13,9 +13,9 @@ from fastapi import Request, Response
 
 from octavo.outputs import SequenceDelta, TokenLogprobs
 from octavo.server.errors import json_response
-from octavo.server.generation import Answer, Generation, until_disconnect
+from octavo.server.generation import Answer, Generation
 from octavo.server.openai import conversation
-from octavo.server.openai.call import Call, Routes
+from octavo.server.openai.call import Call, Routes, left_with_client
 from octavo.server.openai.logprobs import chat_content, prompt_logprobs
 from octavo.server.openai.parse import read
 from octavo.server.openai.schemas import ChatRequest
@@ -23,11 +23,8 @@ from octavo.server.openai.spoken import Spoken
 from octavo.server.tools.speech import Readers
 
 
+@left_with_client
 async def create_chat_completion(routes: Routes, http: Request) -> Response:
-    return await until_disconnect(http.receive, _answer(routes, http))
-
-
-async def _answer(routes: Routes, http: Request) -> Response:
     body = await read(http, ChatRequest, routes.state.config.limits, routes.unknown_names)
     call = _ChatCall(routes, http, body)
     started = await conversation.start_read(call, body)

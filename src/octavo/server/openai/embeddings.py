@@ -22,9 +22,9 @@ from octavo.errors import BadRequest, InternalError
 from octavo.pooling_params import PoolingParams
 from octavo.sampling_params import SamplingParams
 from octavo.server.errors import json_response
-from octavo.server.generation import Generation, until_disconnect
+from octavo.server.generation import Generation
 from octavo.server.limits import Limits
-from octavo.server.openai.call import Call, Routes
+from octavo.server.openai.call import Call, Routes, left_with_client
 from octavo.server.openai.convert import check_cache_salt, check_prompt_ids
 from octavo.server.openai.embedding_fields import EmbeddingRequest
 from octavo.server.openai.parse import read
@@ -35,11 +35,8 @@ from octavo.server.truncation import Truncation
 _NUMBERS_A_TURN = 2**14  # written before others have their turn on the event loop: about a millisecond
 
 
+@left_with_client
 async def create_embeddings(routes: Routes, http: Request) -> Response:
-    return await until_disconnect(http.receive, _answer(routes, http))
-
-
-async def _answer(routes: Routes, http: Request) -> Response:
     config = routes.state.config
     body = await read(http, EmbeddingRequest, config.limits, routes.unknown_names)
     call = Call(routes, http, _call_fields(body), prefix="embd", kind="list")

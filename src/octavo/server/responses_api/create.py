@@ -19,9 +19,8 @@ from octavo.engine.engine_request import new_request_id
 from octavo.errors import BadRequest
 from octavo.server.caller import Caller
 from octavo.server.errors import json_response
-from octavo.server.generation import until_disconnect
 from octavo.server.openai import conversation
-from octavo.server.openai.call import Routes
+from octavo.server.openai.call import Routes, left_with_client
 from octavo.server.openai.parse import read
 from octavo.server.openai.schemas import ChatRequest, Message
 from octavo.server.openai.tool_fields import Asked, asked_of
@@ -34,15 +33,8 @@ from octavo.server.responses_api.schemas import InputFields, InputTokensRequest,
 from octavo.server.streaming import EventStream, Started
 
 
+@left_with_client
 async def create_response(routes: Routes, http: Request) -> Response:
-    return await until_disconnect(http.receive, _answer(routes, http))
-
-
-async def count_input_tokens(routes: Routes, http: Request) -> Response:
-    return await until_disconnect(http.receive, _count(routes, http))
-
-
-async def _answer(routes: Routes, http: Request) -> Response:
     limits = routes.state.config.limits
     body = await read(http, ResponsesRequest, limits, routes.unknown_names)
     _check(body, routes.state.responses)
@@ -63,7 +55,8 @@ async def _answer(routes: Routes, http: Request) -> Response:
     return EventStream(call.events(steps), steps, write_timeout_seconds=limits.write_timeout_seconds)
 
 
-async def _count(routes: Routes, http: Request) -> Response:
+@left_with_client
+async def count_input_tokens(routes: Routes, http: Request) -> Response:
     limits, loaded = routes.state.config.limits, routes.state.loaded
     body = await read(http, InputTokensRequest, limits, routes.unknown_names)
     loaded.check_model(body.model)
