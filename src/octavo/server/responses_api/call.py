@@ -15,7 +15,6 @@ from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from typing import Any, Final, Literal
 
-import msgspec
 from fastapi import Request
 
 from octavo.errors import BadRequest, QueueFull
@@ -26,7 +25,6 @@ from octavo.server.openai.call import Call, Routes
 from octavo.server.openai.conversation import Conversation
 from octavo.server.openai.schemas import ChatRequest
 from octavo.server.responses_api.convert import repeated, wants_logprobs
-from octavo.server.responses_api.items import Kept
 from octavo.server.responses_api.output import Named, Output
 from octavo.server.responses_api.schemas import ResponsesRequest
 from octavo.server.streaming import Started, named_event
@@ -45,17 +43,17 @@ class ResponseCall(Call):
         chat: ChatRequest,
         *,
         response_id: str,
-        given: Sequence[Kept],
+        given: bytes | None,
     ) -> None:
+        """`given`: its input as it is kept, as JSON; None where nothing of it is."""
         super().__init__(routes, http, chat, prefix="resp", kind="response")
         self.id = response_id
-        self.input = given
         self.task: asyncio.Task[None] | None = None
         self.status: Status = "queued" if body.background else "in_progress"
         self._asked = body
         self._book = routes.state.responses
-        self._is_kept = self._book.keeps and body.store is not False
-        self._given = b"" if not self._is_kept else msgspec.json.encode(given)
+        self._is_kept = given is not None
+        self.given = given or b""
         self._repeated = repeated(body)
         self._error: dict[str, str] | None = None
         self._completed_at: int | None = None
@@ -63,7 +61,7 @@ class ResponseCall(Call):
         self._output: Output | None = None
         self._keeping: asyncio.Future[bool] | None = None
         if self._is_kept:
-            self._book.check_room(self._given)
+            self._book.check_room(self.given)
 
     @property
     def owner(self) -> str:
@@ -196,7 +194,7 @@ class ResponseCall(Call):
 
     def _keep_soon(self) -> None:
         if self._is_kept and self._keeping is None:
-            self._keeping = self._book.keep(self, self._asked.previous_response_id, self._given)
+            self._keeping = self._book.keep(self, self._asked.previous_response_id, self.given)
 
 
 def _usage(usage: Usage, num_reasoning_tokens: int) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from octavo.engine.engine_request import new_request_id
 from octavo.errors import BadRequest
 from octavo.server.caller import Caller
 from octavo.server.errors import json_response
+from octavo.server.json_pieces import encoded
 from octavo.server.openai import conversation
 from octavo.server.openai.call import Routes, left_with_client
 from octavo.server.openai.parse import read
@@ -40,9 +41,11 @@ async def create_response(routes: Routes, http: Request) -> Response:
     _check(body, routes.state.responses)
     response_id = f"resp_{new_request_id()}"
     given, messages = await _conversation(routes, http, body, response_id)
+    is_kept = routes.state.responses.keeps and body.store is not False
+    stored = await encoded(given) if is_kept else None
     with NAMES.said():
         chat = chat_request(body, messages)
-        call = ResponseCall(routes, http, body, chat, response_id=response_id, given=given)
+        call = ResponseCall(routes, http, body, chat, response_id=response_id, given=stored)
         prompt = await fit(call.loaded, chat, _asked(routes, chat)) if body.truncation == "auto" else None
         call.begin(await conversation.start_read(call, chat, prompt))
     if body.background:

@@ -15,7 +15,6 @@ from octavo.errors import BadRequest
 from octavo.server.caller import Caller
 from octavo.server.errors import json_response
 from octavo.server.responses_api.convert import LOGPROBS, check_includes
-from octavo.server.responses_api.items import Kept
 from octavo.server.state import ServerState
 
 Order = Literal["asc", "desc"]
@@ -50,7 +49,7 @@ async def cancel_response(state: ServerState, http: Request, response_id: str) -
         return json_response(live.response())
     if live is None:
         stored = await book.stored(response_id, owner)
-        if msgspec.json.decode(stored.response)["background"]:
+        if msgspec.json.decode(stored.response, type=_Made).background:
             return Response(stored.response, media_type="application/json")
     raise BadRequest(
         "the response was not made with background: true; to stop one that streams, close its connection",
@@ -64,16 +63,32 @@ async def list_input_items(
     check_includes(http.query_params.getlist("include[]"))
     book, owner = state.responses, Caller.of(http).owner
     live = book.live(response_id, owner)
-    given = live.input if live is not None else msgspec.json.decode((await book.stored(response_id, owner)).input)
-    return json_response(_page(list(given), limit, order, after))
+    given = live.given if live is not None else (await book.stored(response_id, owner)).input
+    return json_response(_page(msgspec.json.decode(given, type=list[msgspec.Raw]), limit, order, after))
 
 
-def _page(items: list[Kept], limit: int, order: Order, after: str | None) -> dict[str, Any]:
+class _Made(msgspec.Struct):
+    """Of a response."""
+
+    background: bool
+
+
+class _Named(msgspec.Struct):
+    """Of an item."""
+
+    id: str
+
+
+def _id(item: msgspec.Raw) -> str:
+    return msgspec.json.decode(item, type=_Named).id
+
+
+def _page(items: list[msgspec.Raw], limit: int, order: Order, after: str | None) -> dict[str, Any]:
     """Raises BadRequest."""
     if order == "desc":
         items.reverse()
     if after is not None:
-        place = next((number for number, item in enumerate(items) if item["id"] == after), None)
+        place = next((number for number, item in enumerate(items) if _id(item) == after), None)
         if place is None:
             raise BadRequest("after is the id of none of the items", param="after")
         items = items[place + 1 :]
@@ -81,8 +96,8 @@ def _page(items: list[Kept], limit: int, order: Order, after: str | None) -> dic
     return {
         "object": "list",
         "data": page,
-        "first_id": page[0]["id"] if page else None,
-        "last_id": page[-1]["id"] if page else None,
+        "first_id": _id(page[0]) if page else None,
+        "last_id": _id(page[-1]) if page else None,
         "has_more": len(items) > limit,
     }
 
