@@ -19,7 +19,7 @@ import msgspec
 
 from octavo.errors import BadRequest
 
-URLS: Final = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
+URLS: Final = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings")
 MAX_LINE_BYTES: Final = 64 * 2**20
 MAX_CUSTOM_ID_CHARS: Final = 512
 _MAX_NAMED: Final = 10  # bad lines in one message

@@ -25,8 +25,12 @@ _BUSY = (429, 503)
 
 
 class _Usage(msgspec.Struct):
+    """In the words of /v1/responses, or of all others."""
+
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
 
 
 class _Used(msgspec.Struct):
@@ -104,7 +108,7 @@ def _outcome(response: dict[str, Any] | None) -> Outcome:
     if response is None or response["status_code"] != 200:
         return Outcome(True, 0, 0)
     usage = msgspec.json.decode(response["body"], type=_Used).usage
-    return Outcome(False, usage.prompt_tokens, usage.completion_tokens)
+    return Outcome(False, usage.prompt_tokens + usage.input_tokens, usage.completion_tokens + usage.output_tokens)
 
 
 def _on_one_line(answer: bytes) -> bytes:

@@ -31,15 +31,15 @@ MAX_QUEUE = 1_000_000  # every prompt of every line under way may wait
 def batch_command(ctx: click.Context, /, source: Path, target: Path, model: str | None, **values: Any) -> None:
     """Answer every line of IN, a batch file of OpenAI's, into OUT, without a server.
 
-    Lines ask /v1/chat/completions, /v1/completions or /v1/embeddings. OUT gets a line an answer, in the order they are
-    ready. A run that was ended, however it was, goes on where it stopped: give the same command again.
+    Lines ask /v1/chat/completions, /v1/completions, /v1/responses or /v1/embeddings. OUT gets a line an answer, in the
+    order they are ready. A run that was ended, however it was, goes on where it stopped: give the same command again.
     """
     from octavo.batch.run import run_batch
     from octavo.batch.screen import sentence
     from octavo.cli.main import INTERRUPTED
 
     engine = engine_config(model, values, max_queue=MAX_QUEUE)
-    server = server_config(values | {"queue_timeout_seconds": 0.0})
+    server = server_config(values | {"queue_timeout_seconds": 0.0, "response_store_entries": 0})
     done = run_batch(source, target, engine, server)
     click.echo(f"octavo: {sentence(done)}", err=True)
     if done.was_stopped:

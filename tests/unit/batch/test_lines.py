@@ -56,7 +56,7 @@ def test_lines_are_read_again_as_they_stand(tmp_path: Path) -> None:
         (line(""), "custom_id must have 1 to 512 characters"),
         (line("x" * 513), "custom_id must have 1 to 512 characters"),
         (line(method="GET"), "it must be POST"),
-        (line(url="/v1/models"), "it must be one of /v1/chat/completions, /v1/completions, /v1/embeddings"),
+        (line(url="/v1/models"), "one of /v1/chat/completions, /v1/completions, /v1/responses, /v1/embeddings"),
         (line(url="https://example.org/v1/completions"), "it must be one of"),
         (line(body=[1]), "body must be an object"),
         (line(body=None), "body must be an object"),

@@ -17,11 +17,14 @@ from octavo.batch.ledger import Ledger
 from octavo.batch.lines import BatchFile
 from octavo.batch.work import Outcome, run_lines
 from octavo.errors import BadRequest, EngineDead
+from octavo.server.config import ServerConfig
 from support.http_site import MESSAGES, run, site
 
 ASKS: dict[str, tuple[str, Any]] = {
     "chat": ("/v1/chat/completions", {"messages": MESSAGES, "max_tokens": 8, "temperature": 0}),
     "text": ("/v1/completions", {"prompt": ["a", "b"], "max_tokens": 8, "temperature": 0, "n": 2, "seed": 3}),
+    "items": ("/v1/responses", {"input": "hello", "max_output_tokens": 8, "temperature": 0}),
+    "later": ("/v1/responses", {"input": "hello", "background": True}),
     "vector": ("/v1/embeddings", {"input": ["a", "b"], "encoding_format": "base64"}),
     "bad field": ("/v1/completions", {"prompt": "x", "temperature": 9}),
     "bad model": ("/v1/chat/completions", {"messages": MESSAGES, "model": "other"}),
@@ -66,12 +69,15 @@ def read(target: Path) -> dict[str, Any]:
 
 
 def without_ids(body: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in body.items() if key not in ("id", "created")}
+    """Nor times."""
+    shown = {key: value for key, value in body.items() if key not in ("id", "created", "created_at", "completed_at")}
+    return shown | {"output": [without_ids(item) for item in shown.get("output", ())]}
 
 
 def test_every_answer_and_refusal_is_the_one_of_http(tmp_path: Path) -> None:
     async def go() -> None:
-        async with site() as here, site() as other:
+        config = ServerConfig(response_store_entries=0)
+        async with site(config) as here, site(config) as other:
             batch, target = batch_of(tmp_path, ASKS), tmp_path / "out.jsonl"
             outcomes = await answered(here.app, batch, target)
             found = read(target)
@@ -85,10 +91,11 @@ def test_every_answer_and_refusal_is_the_one_of_http(tmp_path: Path) -> None:
                 over_http = await other.post(url, body)
                 assert line["response"]["status_code"] == over_http.status_code
                 assert without_ids(line["response"]["body"]) == without_ids(over_http.json())
-            assert sum(outcome.is_error for outcome in outcomes) == 4
-            used = [found[custom_id]["response"]["body"]["usage"] for custom_id in ("chat", "text", "vector")]
-            assert sum(outcome.num_prompt_tokens for outcome in outcomes) == sum(each["prompt_tokens"] for each in used)
-            assert sum(outcome.num_output_tokens for outcome in outcomes) == 8 + 32
+            assert sum(outcome.is_error for outcome in outcomes) == 5
+            used = [found[each]["response"]["body"]["usage"] for each in ("chat", "text", "vector", "items")]
+            num_prompt_tokens = sum(each.get("prompt_tokens", each.get("input_tokens")) for each in used)
+            assert sum(outcome.num_prompt_tokens for outcome in outcomes) == num_prompt_tokens
+            assert sum(outcome.num_output_tokens for outcome in outcomes) == 8 + 32 + 8
 
     run(go())
 
