@@ -102,6 +102,7 @@ bench: $(VENV)/.installed-test $(VENV)-users/.installed
 	$(BIN)/python benchmarks/floor.py --installed-size $(VENV)-users $(ARGS)
 	$(BIN)/python benchmarks/start.py
 	$(BIN)/python benchmarks/sampling.py
+	$(BIN)/python benchmarks/structured.py --repeats 1 $(ARGS)
 	$(BIN)/python benchmarks/serving.py $(ARGS)
 	$(BIN)/python benchmarks/memory.py $(ARGS)
 

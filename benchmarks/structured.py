@@ -1,12 +1,12 @@
 """Question: what do grammars cost: compiling one, and the masks of 16 constrained rows as a share of their step?
 
-    python benchmarks/structured.py [--model PATH] [--tools FILE] [--repeats 3] [--check]
+    python benchmarks/structured.py [--model smollm2] [--tools FILE] [--repeats 3] [--quick] [--check]
 
-Compiles every tool's schema of a JSON lines file (`parameters` in each line; by default the tool schemas beside the
-repository, ../shared/data/structured/tool_schemas.jsonl) with the model's own tokenizer, and checks each as a server's
-worker does. Then keeps 16 rows busy, each held to another of the schemas, and times what the constraints take of every
-step that decodes 16 rows: as JSON, and as free text in which a strict tool may be called. Drawn with temperature 1,
-fixed seeds. Medians, and the 99th percentile where there are enough values; one JSON line last.
+Compiles every tool's schema of a JSON lines file (`name` and `parameters` in each line; by default the 16 of
+data/tool_schemas.jsonl) with the model's own tokenizer, and checks each as a server's worker does. Then keeps 16 rows
+busy, each held to another of the schemas, and times what the constraints take of every step that decodes 16 rows: as
+JSON, and as free text in which a strict tool may be called. Drawn with temperature 1, fixed seeds. Medians, and the
+99th percentile where there are enough values; one JSON line last.
 
 The limit, 5% of a step, is the one that structured outputs promise.
 """
@@ -41,7 +41,7 @@ from octavo.server.tools.held import of_answers
 from octavo.server.tools.speech import Speech
 
 NUM_ROWS = 16
-TOOLS = Path(__file__).parents[2] / "shared" / "data" / "structured" / "tool_schemas.jsonl"
+TOOLS = Path(__file__).parent / "data" / "tool_schemas.jsonl"
 LIMITS: Bounds = {"masks, 16 rows of JSON": (None, 5.0), "masks, 16 rows of text with calls": (None, 5.0)}
 PROMPT = "Say something about the weather, in any form you like."
 
@@ -137,7 +137,7 @@ def held_calls(tools: dict[str, Any]) -> list[GrammarSpec]:
 
 def main() -> int:
     parser: argparse.ArgumentParser = model_parser(__doc__)
-    parser.add_argument("--tools", type=Path, default=TOOLS)
+    parser.add_argument("--tools", type=Path, default=TOOLS, metavar="FILE", help="JSON lines with name and parameters")
     parser.set_defaults(repeats=3)
     options = parser.parse_args()
     lines = [json.loads(line) for line in options.tools.read_text().splitlines()]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -104,6 +105,24 @@ def test_the_sampling_program_tells_rows_and_shares(smollm2_path: Path) -> None:
     assert {"greedy, 49,152 tokens", "all, penalties, 151,936 tokens"} <= set(figures)
     rows, step = figures["top-p 0.9, 49,152 tokens"]["median"], figures["step of 64 rows"]["median"]
     assert 100 * rows * 64 / 1e3 / step > figures["share of a step, 49,152 tokens"]["median"] / 10 > 0
+
+
+def test_the_structured_program_compiles_and_masks(smollm2_path: Path) -> None:
+    figures = last_line("structured", "--quick", "--model", str(smollm2_path))["figures"]
+    assert len(figures["compile for the tokenizer"]["values"]) == 16
+    assert figures["masks, 16 rows of JSON"]["median"] > 0
+    assert figures["masks, 16 rows of text with calls"]["median"] > 0
+
+
+@pytest.mark.parametrize("program", sorted(path.stem for path in FOLDER.glob("*.py") if "argparse" in path.read_text()))
+def test_the_options_that_a_program_speaks_of_are_those_it_has(program: str) -> None:
+    command = [sys.executable, str(FOLDER / f"{program}.py"), "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=environment())
+    assert done.returncode == 0, done.stderr
+    usage, _, doc = done.stdout.partition("\n\n")
+    example = re.search(rf"python benchmarks/{program}\.py(.*?)\n\n", doc, re.DOTALL)
+    if example is not None:  # else it is a part of others
+        assert set(re.findall(r"--[a-z-]+", example[1])) <= set(re.findall(r"--[a-z-]+", usage))
 
 
 def test_the_latency_program_meets_streams_and_queues() -> None:
