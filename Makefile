@@ -43,7 +43,7 @@ test-long: $(VENV)/.installed-test
 	$(BIN)/octavo pull smollm2
 	$(BIN)/python -m pytest -m "long" $(ARGS)
 
-# Every class of attacks, on every route: docs/security.md. What takes no server is part of `make test` too.
+# Every class of attacks, on every route: docs/security.md. Those of tests/unit are part of `make test` too.
 test-security: $(VENV)/.installed-test
 	$(BIN)/octavo pull smollm2
 	$(BIN)/python -m pytest -m "security and not parity and not dist" $(ARGS)

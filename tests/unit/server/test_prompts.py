@@ -17,6 +17,8 @@ from octavo.server.prompts import Guard, PromptEncoder
 from support.fake_engine import FAKE_INFO
 from support.http_site import DirectTemplate, run
 
+pytestmark = pytest.mark.security("S4")
+
 LONG: EngineInfo = replace(FAKE_INFO, max_model_len=8192)
 
 
