@@ -26,7 +26,7 @@ pytestmark = pytest.mark.model
 GOLDEN = Path(__file__).parents[1] / "goldens" / "smollm2_embeddings.json"
 MIN_COSINE = {"mean": 0.999, "last": 0.998}
 """The executor rounds activations to 8 bits in groups of 32, and keys and values to bfloat16; the oracle does not. A
-mean evens some of that out. Measured: 0.9996 to 0.9999, and 0.9990 to 0.9998."""
+mean evens some of that out. Measured: 0.9996 to 0.9999, and 0.9989 to 0.9999."""
 MIN_REFERENCE_COSINE = 0.999999  # float32 throughout
 TARGET = "target"
 
