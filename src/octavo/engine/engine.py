@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from octavo.constraints.grammar import GrammarCompiler
 from octavo.constraints.table import ConstraintTable
@@ -31,10 +31,10 @@ from octavo.engine.info import EngineInfo, EngineStats
 from octavo.engine.output_processor import OutputProcessor
 from octavo.engine.prefill_watch import PrefillWatch
 from octavo.engine.records import Branch, DebugRecord, Place, Records
+from octavo.engine.request_checks import RequestChecks
 from octavo.engine.step_times import StepTimes
-from octavo.errors import BadRequest, InternalError, QueueFull, RequestError, retry_after_seconds
+from octavo.errors import InternalError, QueueFull, RequestError, retry_after_seconds
 from octavo.outputs import FinishReason, SequenceDelta
-from octavo.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from octavo.core.protocols import Executor, Tier
@@ -77,6 +77,7 @@ class Engine:
         self._clock = clock
         self._rng = rng
         self._fingerprint = fingerprint
+        self._checks = RequestChecks(tokenizer, info)
         self._outputs = OutputProcessor(tokenizer)
         self._compiler = GrammarCompiler(tokenizer, info.vocab_size, info.eos_token_ids)
         self._constraints = ConstraintTable(self._compiler, info.vocab_size)
@@ -110,21 +111,21 @@ class Engine:
         now = self._clock()
         branch = self._branch_of(request, now)
         prompt = branch.prompt_token_ids if branch else tuple(request.prompt_token_ids)
-        sampling = self._checked_sampling(prompt, request.sampling, branch)
+        sampling = self._checks.sampling(prompt, request.sampling, branch)
         seed = sampling.seed if sampling.seed is not None else self._rng.getrandbits(64)
         taken = Request(
             request_id=request.request_id,
             prompt_token_ids=prompt,
             sampling=sampling,
             seed=seed & (2**64 - 1),
-            end_token_ids=self._end_token_ids(sampling),
+            end_token_ids=self._checks.end_token_ids(sampling),
             arrival_time=now if request.arrival_time is None else request.arrival_time,
             client_id=request.client_id,
             priority=request.priority,
             namespace=prefix_key.namespace(self._fingerprint, "", request.cache_salt),
             tenant=request.tenant.encode(),
             client_weight=request.client_weight,
-            max_client_blocks=self._most_blocks(request),
+            max_client_blocks=self._checks.most_blocks(request),
         )
         if branch is not None:
             taken.namespace, taken.tenant, taken.origin = branch.namespace, branch.tenant, branch.origin
@@ -145,20 +146,12 @@ class Engine:
             self._prefills.add(taken)
         self._deadlines.add(taken, now, request.queue_timeout_seconds, request.timeout_seconds)
 
-    def _most_blocks(self, request: EngineRequest) -> int | None:
-        """Of its client. Raises BadRequest."""
-        if request.kv_share >= 1.0:
-            return None
-        if not request.kv_share > 0.0:
-            raise BadRequest("kv_share must be above 0, up to 1")
-        return max(int(request.kv_share * self.info.num_blocks), 1)
-
     def check_request(self, request: EngineRequest) -> None:
         """Raises BadRequest or NotFound when its values are out of bounds or its grammar cannot be compiled; takes
         nothing. After it `add_request` need not wait for the grammar."""
         branch = self._branch_of(request, self._clock())
         prompt = branch.prompt_token_ids if branch else request.prompt_token_ids
-        sampling = self._checked_sampling(prompt, request.sampling, branch)
+        sampling = self._checks.sampling(prompt, request.sampling, branch)
         if sampling.grammar is not None:
             self._compiler.compile(sampling.grammar)
 
@@ -383,66 +376,3 @@ class Engine:
 
     def _branch_of(self, request: EngineRequest, now: float) -> Branch | None:
         return None if request.fork_of is None else self._records.branch(request.fork_of, request.owner, now)
-
-    def _end_token_ids(self, sampling: SamplingParams) -> tuple[int, ...]:
-        eos_token_ids = () if sampling.ignore_eos else self.info.eos_token_ids
-        return tuple(dict.fromkeys((*eos_token_ids, *sampling.stop_token_ids)))
-
-    def _checked_sampling(
-        self, prompt: Sequence[int], sampling: SamplingParams, branch: Branch | None
-    ) -> SamplingParams:
-        """With max_tokens clamped to the room. Raises BadRequest."""
-        info = self.info
-        if not prompt:
-            raise BadRequest("the prompt is empty; send at least one token", param="prompt")
-        if not all(type(token_id) is int for token_id in prompt):
-            raise BadRequest("prompt token ids must be whole numbers", param="prompt")
-        for token_id in (min(prompt), max(prompt)):
-            if not 0 <= token_id < info.vocab_size:
-                raise BadRequest(
-                    f"the prompt holds token {token_id}, the vocabulary is 0 to {info.vocab_size - 1}", param="prompt"
-                )
-        sampling.check_against_model(info.vocab_size)
-        if sampling.pooling is not None:
-            sampling.pooling.check_against_model(info.embedding_size)
-            if branch is not None:
-                raise BadRequest("a branch goes on with an answer; it cannot be pooled", param="pooling")
-        num_ends = len(self._end_token_ids(sampling))
-        if sampling.use_beam_search and sampling.num_samples + num_ends > info.vocab_size:
-            raise BadRequest(
-                f"{sampling.num_samples_field} is {sampling.num_samples}, the vocabulary has {info.vocab_size} "
-                f"tokens, of which {num_ends} end an answer; a search must be narrower than the rest, lower it",
-                param=sampling.num_samples_field,
-            )
-        room = info.max_model_len - len(prompt)
-        if branch is not None and room < 1:
-            raise BadRequest(
-                f"a branch there begins behind {len(prompt)} tokens, and max_model_len is {info.max_model_len}; "
-                "branch off earlier",
-                param="num_tokens",
-                code="context_length_exceeded",
-            )
-        if room < (0 if sampling.max_tokens == 0 else 1):
-            raise BadRequest(
-                f"prompt has {len(prompt)} tokens, max_model_len is {info.max_model_len}; "
-                f"shorten it to {info.max_model_len - 1} or start with a larger --max-model-len",
-                param="prompt",
-                code="context_length_exceeded",
-            )
-        if sampling.min_tokens > room + (branch.num_given_tokens if branch else 0):
-            raise BadRequest(
-                f"min_tokens is {sampling.min_tokens}, but after a prompt of {len(prompt)} tokens there is room for "
-                f"{room} (max_model_len is {info.max_model_len}); lower min_tokens or shorten the prompt",
-                param="min_tokens",
-            )
-        max_tokens = room if sampling.max_tokens is None else min(sampling.max_tokens, room)
-        changes: dict[str, Any] = {} if max_tokens == sampling.max_tokens else {"max_tokens": max_tokens}
-        if sampling.bad_words:
-            changes["bad_words_token_ids"] = self._bad_words(sampling.bad_words)
-        return replace(sampling, **changes) if changes else sampling
-
-    def _bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-        """Each as it is written at the beginning of a text and behind a blank."""
-        spelled = [text for word in words for text in (word, f" {word.lstrip()}")]
-        ids = self.tokenizer.encode_batch(spelled, add_special_tokens=False, parse_special=False)
-        return tuple(dict.fromkeys(tuple(each) for each in ids if each))
