@@ -13,7 +13,7 @@ from pathlib import Path
 import click
 
 from octavo.cli.main import cli
-from octavo.cli.options import NOT_HERE
+from octavo.cli.not_here import NOT_HERE
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "cli.md"
 HEADER = """# The command line

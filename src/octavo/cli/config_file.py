@@ -12,8 +12,9 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from octavo.cli.not_here import NOT_HERE
 from octavo.cli.option import Option
-from octavo.cli.options import NOT_HERE, OPTIONS
+from octavo.cli.options import OPTIONS
 from octavo.cli.sizes import parse_count, parse_size
 from octavo.errors import ConfigError
 

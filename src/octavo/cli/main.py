@@ -116,7 +116,7 @@ def _plain(message: str) -> str:
 
 
 def _no_such_option(error: click.exceptions.NoSuchOption, args: Sequence[str] | None) -> str:
-    from octavo.cli.options import NOT_HERE
+    from octavo.cli.not_here import NOT_HERE
 
     given = [arg.split("=")[0] for arg in (sys.argv[1:] if args is None else args) if arg.startswith("-")]
     wrong = error.option_name

@@ -1,6 +1,6 @@
 """The options of `octavo serve` and its sisters, declared once: name, owner, kind, words. Those of keys, TLS and CORS
 stand in access_options.py, those of stored responses in store_options.py; those of the limits are made from
-the limits themselves.
+the limits themselves. What vLLM has and octavo does not stands in not_here.py.
 
 One row of `OPTIONS` gives the command-line option, the key of the configuration file, the field of EngineConfig or
 ServerConfig it sets, and its line in the docs. Names are vLLM's where vLLM has one. Refuses to hold a default: a value
@@ -258,67 +258,6 @@ LOCAL_OPTIONS = (
     "executor",
     "isa",
 )
-
-# vLLM's options that octavo does not have, each with what to do instead.
-NOT_HERE: Mapping[str, str] = {
-    "tensor-parallel-size": "octavo runs a model on one machine's cores; choose them with --threads",
-    "tp": "octavo runs a model on one machine's cores; choose them with --threads",
-    "pipeline-parallel-size": "octavo runs a model on one machine's cores; choose them with --threads",
-    "pp": "octavo runs a model on one machine's cores; choose them with --threads",
-    "data-parallel-size": "start one server a port and put a proxy before them",
-    "dp": "start one server a port and put a proxy before them",
-    "distributed-executor-backend": "there is one machine; leave it out",
-    "device": "the executor is chosen with --executor",
-    "load-format": "the kind of file is read from the file; leave it out",
-    "tokenizer": "the tokenizer comes with the model; leave it out",
-    "tokenizer-mode": "the tokenizer comes with the model; leave it out",
-    "trust-remote-code": "octavo never runs code from a model's folder; leave it out",
-    "revision": "name a local folder or file to pin what is served",
-    "hf-config-path": "the configuration is read from the model's folder or GGUF; leave it out",
-    "download-dir": "set OCTAVO_HOME to move the folder where models are kept",
-    "hf-overrides": "the configuration is read from the model's folder or GGUF; change it there",
-    "hf-token": "set HF_TOKEN in the environment",
-    "cpu-offload-gb": "weights stay in memory; leave it out",
-    "swap-space": "use --kv-tier ram:SIZE, such as --kv-tier ram:4GiB",
-    "num-scheduler-steps": "leave it out",
-    "enable-chunked-prefill": "long prompts are always cut into chunks of --max-num-batched-tokens; leave it out",
-    "no-enable-chunked-prefill": "long prompts are always cut into chunks; raise --max-num-batched-tokens",
-    "long-prefill-token-threshold": "prompts of any length share the step's token budget; aim with --target-itl-ms",
-    "max-num-partial-prefills": "chunks share the step's token budget, --max-num-batched-tokens; leave it out",
-    "async-scheduling": "leave it out",
-    "enable-lora": "adapters are not served; merge them into the weights first",
-    "lora-modules": "adapters are not served; merge them into the weights first",
-    "max-loras": "adapters are not served; merge them into the weights first",
-    "speculative-config": "tokens are not speculated; leave it out",
-    "guided-decoding-backend": "grammars are compiled by llguidance; leave it out",
-    "structured-outputs-config": "grammars are compiled by llguidance, with fixed limits; leave it out",
-    "kv-transfer-config": "servers of one machine share blocks through --kv-tier disk:PATH,SIZE",
-    "kv-offloading-size": "use --kv-tier ram:SIZE, such as --kv-tier ram:4GiB",
-    "cpu-offload-params": "use --kv-tier ram:SIZE, such as --kv-tier ram:4GiB",
-    "task": "a server generates text and serves embeddings at once; leave it out",
-    "runner": "a server generates text and serves embeddings at once; leave it out",
-    "convert": "a server generates text and serves embeddings at once; leave it out",
-    "pooler-config": "choose with --embedding-pooling mean or last",
-    "override-pooler-config": "choose with --embedding-pooling mean or last",
-    "limit-mm-per-prompt": "octavo takes text only; leave it out",
-    "root-path": "let the proxy strip the path",
-    "middleware": "put a proxy before octavo",
-    "uvicorn-log-level": "leave it out",
-    "disable-log-requests": "requests are logged only with --log-format json, without their words; leave it out",
-    "enable-log-requests": "--log-format json writes a line for each request, without its words",
-    "disable-uvicorn-access-log": "requests are logged only with --log-format json; leave it out",
-    "collect-detailed-traces": "with --otlp-traces-endpoint each request's span has all there is; leave it out",
-    "max-log-len": "prompts are never logged; leave it out",
-    "response-role": "leave it out",
-    "override-generation-config": "send the parameters with each request",
-    "generation-config": "send the parameters with each request",
-    "logits-processors": "octavo runs no code of others; send logit_bias, allowed_token_ids or bad_words",
-    "stream-interval": "every token is sent as it comes; leave it out",
-    "kv-cache-metrics": "the life of blocks is counted, never sampled (docs/metrics.md); leave it out",
-    "kv-cache-metrics-sample": "the life of blocks is counted, never sampled (docs/metrics.md); leave it out",
-    "compilation-config": "there is nothing to compile; leave it out",
-    "max-seq-len-to-capture": "there is nothing to capture; leave it out",
-}
 
 
 def option_named(name: str) -> Option:

@@ -11,7 +11,7 @@ import click
 import pytest
 
 from octavo.cli.main import cli
-from octavo.cli.options import NOT_HERE
+from octavo.cli.not_here import NOT_HERE
 from support.cli_runner import run
 from support.scripts import load_script
 

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 import octavo.server.config
-from octavo.cli.options import NOT_HERE, OPTIONS, SERVER_DEFAULTS, help_of
+from octavo.cli.not_here import NOT_HERE
+from octavo.cli.options import OPTIONS, SERVER_DEFAULTS, help_of
 from octavo.config import EngineConfig
 from octavo.server.config import ServerConfig
 from octavo.server.limits import Limits

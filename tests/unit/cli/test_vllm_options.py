@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from octavo.cli.options import NOT_HERE, OPTIONS, option_named
+from octavo.cli.not_here import NOT_HERE
+from octavo.cli.options import OPTIONS, option_named
 from octavo.config import EngineConfig
 from octavo.server.config import ServerConfig
 from support.cli_runner import run
