@@ -16,12 +16,11 @@ import os
 import stat
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NoReturn
 
 from octavo.errors import ModelFileError
-from octavo.loading.tensor_types import BLOCK_LAYOUT, tensor_num_bytes
+from octavo.loading.tensor_types import BLOCK_LAYOUT, StoredTensor, tensor_num_bytes
 
 if TYPE_CHECKING:
     import numpy as np
@@ -61,17 +60,6 @@ _TENSOR_TYPES: Final[dict[int, str]] = {
 _READABLE: Final[dict[str, TensorType]] = {name: name for name in BLOCK_LAYOUT}
 
 
-@dataclass(frozen=True, slots=True)
-class GGUFTensor:
-    """One entry of the table. `shape` is row-major: the format's dimensions, reversed."""
-
-    name: str
-    tensor_type: TensorType
-    shape: tuple[int, ...]
-    offset: int  # of its first byte in the file
-    num_bytes: int
-
-
 class GGUFFile:
     """An open, checked file. Read-only; safe to read from several threads."""
 
@@ -82,7 +70,7 @@ class GGUFFile:
         version: int,
         metadata: dict[str, MetadataValue],
         value_types: dict[str, str],
-        tensors: dict[str, GGUFTensor],
+        tensors: dict[str, StoredTensor],
     ) -> None:
         self.path = path
         self.version = version
@@ -218,9 +206,7 @@ class _Parser:
             if byte > 1:
                 self.fail(part, f"a BOOL holds {byte}; it must be 0 or 1")
             return bool(byte), name
-        if layout[1] in "fd":
-            return self.real(layout, part), name
-        return self.number(layout, part), name
+        return self.scalar(layout, part), name
 
     def array(self, part: str) -> tuple[MetadataValue, str]:
         type_number, count = self.number("<I", part), self.number("<Q", part)
@@ -255,8 +241,8 @@ class _Parser:
             self.fail("key general.alignment", f"it is {value}; it must be a power of two from 8 to {MAX_ALIGNMENT}")
         return value
 
-    def table(self, count: int, alignment: int) -> dict[str, GGUFTensor]:
-        entries: dict[str, GGUFTensor] = {}
+    def table(self, count: int, alignment: int) -> dict[str, StoredTensor]:
+        entries: dict[str, StoredTensor] = {}
         for index in range(count):
             name = self.string(MAX_NAME_BYTES, f"name of tensor {index}")
             if not name:
@@ -265,7 +251,7 @@ class _Parser:
                 self.fail(f"tensor {printable(name)}", "it stands twice in the table")
             entries[name] = self.entry(name, alignment)
         data_start = -(-self.position // alignment) * alignment
-        tensors: dict[str, GGUFTensor] = {}
+        tensors: dict[str, StoredTensor] = {}
         for name, entry in entries.items():
             first = data_start + entry.offset
             if first + entry.num_bytes > self.size:
@@ -274,11 +260,11 @@ class _Parser:
                     f"its {entry.num_bytes} bytes at {first} reach past the end of the file at {self.size} "
                     "(a truncated download?)",
                 )
-            tensors[name] = GGUFTensor(name, entry.tensor_type, entry.shape, first, entry.num_bytes)
+            tensors[name] = StoredTensor(name, entry.tensor_type, entry.shape, first, entry.num_bytes)
         self.check_overlap(tensors)
         return tensors
 
-    def entry(self, name: str, alignment: int) -> GGUFTensor:
+    def entry(self, name: str, alignment: int) -> StoredTensor:
         """One entry, its offset still relative to the data."""
         part = f"tensor {printable(name)}"
         num_dims = self.number("<I", part)
@@ -300,9 +286,9 @@ class _Parser:
             self.fail(
                 part, f"{num_bytes} bytes at offset {offset} cannot lie in a file of {self.size} bytes (truncated?)"
             )
-        return GGUFTensor(name, tensor_type, shape, offset, num_bytes)
+        return StoredTensor(name, tensor_type, shape, offset, num_bytes)
 
-    def check_overlap(self, tensors: dict[str, GGUFTensor]) -> None:
+    def check_overlap(self, tensors: dict[str, StoredTensor]) -> None:
         taken, owner = 0, ""
         for tensor in sorted(tensors.values(), key=lambda tensor: (tensor.offset, tensor.num_bytes)):
             if tensor.num_bytes and tensor.offset < taken:
@@ -318,20 +304,15 @@ class _Parser:
         self.fail(part, f"the file ends inside it, at byte {self.size} (a truncated download?)")
 
     def number(self, layout: str, part: str) -> int:
-        after = self.position + struct.calcsize(layout)
-        if after > self.end:
-            self.cut(part)
-        (value,) = struct.unpack_from(layout, self.data, self.position)
-        self.position = after
-        return int(value)
+        return int(self.scalar(layout, part))
 
-    def real(self, layout: str, part: str) -> float:
+    def scalar(self, layout: str, part: str) -> int | float:
         after = self.position + struct.calcsize(layout)
         if after > self.end:
             self.cut(part)
-        (value,) = struct.unpack_from(layout, self.data, self.position)
+        value: int | float = struct.unpack_from(layout, self.data, self.position)[0]
         self.position = after
-        return float(value)
+        return value
 
     def string(self, limit: int, part: str) -> str:
         length = self.number("<Q", part)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 import mmap
 import re
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -21,6 +20,7 @@ import numpy as np
 from octavo.errors import ModelFileError
 from octavo.loading.gguf import map_file, printable
 from octavo.loading.json_file import parse_json_object, read_json_object
+from octavo.loading.tensor_types import StoredTensor
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -43,22 +43,13 @@ _READABLE: Final[dict[str, TensorType]] = {"F32": "F32", "F16": "F16", "BF16": "
 _SHARD_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*\.safetensors")
 
 
-@dataclass(frozen=True, slots=True)
-class SafetensorsTensor:
-    name: str
-    tensor_type: TensorType
-    shape: tuple[int, ...]
-    offset: int  # of its first byte in its file
-    num_bytes: int
-
-
 class SafetensorsFile:
     """One open, checked file. `unsupported` are tensors of types that cannot be a weight, by name."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._data = map_file(path)
-        self.tensors: dict[str, SafetensorsTensor] = {}
+        self.tensors: dict[str, StoredTensor] = {}
         self.unsupported: dict[str, str] = {}
         self._read_table()
 
@@ -82,7 +73,7 @@ class SafetensorsFile:
                 )
             spans.append((begin, end, name))
             if dtype in _READABLE:
-                self.tensors[name] = SafetensorsTensor(name, _READABLE[dtype], shape, data_start + begin, end - begin)
+                self.tensors[name] = StoredTensor(name, _READABLE[dtype], shape, data_start + begin, end - begin)
             else:
                 self.unsupported[name] = dtype
         _check_tiling(self.path, spans, data_size)

@@ -1,4 +1,4 @@
-"""How many bytes a tensor of each type takes. A table; knows no file.
+"""A tensor as a file stores it, and how many bytes one of each type takes. Knows no format of files.
 
 A quantised type stores a row as whole blocks: (elements a block, bytes a block).
 """
@@ -6,6 +6,7 @@ A quantised type stores a row as whole blocks: (elements a block, bytes a block)
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -20,6 +21,15 @@ BLOCK_LAYOUT: Final[dict[TensorType, tuple[int, int]]] = {
     "Q4_1": (32, 2 + 2 + 16),  # scale f16, minimum f16, 32 nibbles
     "Q6_K": (256, 128 + 64 + 16 + 2),  # nibbles, upper pairs of bits, int8 scales of 16 values each, scale f16
 }
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    name: str
+    tensor_type: TensorType
+    shape: tuple[int, ...]  # row-major
+    offset: int  # of its first byte in its file
+    num_bytes: int
 
 
 def tensor_num_bytes(tensor_type: TensorType, shape: tuple[int, ...]) -> int:
