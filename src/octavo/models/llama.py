@@ -21,6 +21,7 @@ from octavo.models.decoder import (
     hf_outer_tensors,
     hf_sizes,
     in_model,
+    layer_tensors,
     windows_of,
 )
 from octavo.models.fields import MAX_CONTEXT, Fields
@@ -126,12 +127,7 @@ def hf_names(config: LlamaConfig) -> dict[str, CheckpointTensor]:
         "down": "mlp.down_proj",
     }
     names = hf_outer_tensors(tied=config.tied)
-    for layer in range(config.num_layers):
-        for own, theirs in rows.items():
-            names[f"layers.{layer}.{own}.weight"] = in_model(f"layers.{layer}.{theirs}.weight")
-            if _has_bias(config, own):
-                names[f"layers.{layer}.{own}.bias"] = in_model(f"layers.{layer}.{theirs}.bias")
-    return names
+    return names | layer_tensors(config.num_layers, _with_biases(config, rows), "layers.", in_model)
 
 
 def gguf_names(config: LlamaConfig) -> dict[str, CheckpointTensor]:
@@ -139,26 +135,26 @@ def gguf_names(config: LlamaConfig) -> dict[str, CheckpointTensor]:
     rows = {
         "input_norm": "attn_norm",
         "mlp_norm": "ffn_norm",
-        "q": "attn_q",
-        "k": "attn_k",
         "v": "attn_v",
         "o": "attn_output",
         "gate": "ffn_gate",
         "up": "ffn_up",
         "down": "ffn_down",
     }
+    interleaved = {"q": "attn_q", "k": "attn_k"}
+
+    def turned(name: str) -> CheckpointTensor:
+        return CheckpointTensor(name, row_order="rope_pairs", head_dim=config.head_dim)
+
     names = gguf_outer_tensors(tied=config.tied)
-    for layer in range(config.num_layers):
-        for own, theirs in rows.items():
-            for part in ("weight", "bias"):
-                if part == "weight" or _has_bias(config, own):
-                    tensor = f"blk.{layer}.{theirs}.{part}"
-                    names[f"layers.{layer}.{own}.{part}"] = (
-                        CheckpointTensor(tensor, row_order="rope_pairs", head_dim=config.head_dim)
-                        if own in ("q", "k")
-                        else CheckpointTensor(tensor)
-                    )
-    return names
+    names |= layer_tensors(config.num_layers, _with_biases(config, rows), "blk.", CheckpointTensor)
+    return names | layer_tensors(config.num_layers, _with_biases(config, interleaved), "blk.", turned)
+
+
+def _with_biases(config: LlamaConfig, rows: Mapping[str, str]) -> dict[str, str]:
+    """The weights and biases of what a layer has, by our names and by a file's."""
+    parts = {own: ("weight", "bias") if _has_bias(config, own) else ("weight",) for own in rows}
+    return {f"{own}.{part}": f"{theirs}.{part}" for own, theirs in rows.items() for part in parts[own]}
 
 
 def _has_bias(config: LlamaConfig, name: str) -> bool:
