@@ -124,3 +124,10 @@ def test_wrong_files_are_named_before_a_model_is_loaded(source: Path, tmp_path: 
     code, err = ended(start(source, source))
     assert code == 1
     assert "both the questions and the answers" in err
+    for files in ((Path("-"), target), (source, Path("-"))):
+        code, err = ended(start(*files))
+        assert code == 1
+        assert "IN and OUT are files" in err
+    code, err = ended(start(Path("/dev/stdin"), target))
+    assert code == 1
+    assert "no regular file" in err

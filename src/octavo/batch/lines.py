@@ -10,6 +10,7 @@ bodies: a file may be larger than memory.
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,10 +63,14 @@ class BatchFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            self._file = path.open("rb")
+            self._file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))  # noqa: SIM115
         except OSError as error:
             raise BadRequest(f"{path} cannot be read: {(error.strerror or 'refused').lower()}") from None
         try:
+            if not stat.S_ISREG(os.fstat(self._file.fileno()).st_mode):
+                raise BadRequest(
+                    f"{path} cannot be read: it is no regular file, and requests are read again when their turn comes"
+                )
             self.entries = self._check()
         except BaseException:
             self.close()

@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from octavo.cli.options import OPTIONS, engine_config, server_config, with_options
+from octavo.errors import BadRequest
 
 _NOT_HERE = ("max-queue", "max-queue-tokens", "target-itl-ms", "client-weight")  # there is no queue of others
 _OF_REQUESTS = ("served-model-name", "chat-template", "tool-call-parser", "reasoning-parser", "embedding-pooling")
@@ -38,6 +39,8 @@ def batch_command(ctx: click.Context, /, source: Path, target: Path, model: str 
     from octavo.batch.screen import sentence
     from octavo.cli.main import INTERRUPTED
 
+    if "-" in (str(source), str(target)):
+        raise BadRequest("IN and OUT are files, for both are read again; name one in place of - (./- is of that name)")
     engine = engine_config(model, values, max_queue=MAX_QUEUE)
     server = server_config(values | {"queue_timeout_seconds": 0.0, "response_store_entries": 0})
     done = run_batch(source, target, engine, server)

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from octavo.cli.generation import generation_options, local_config, sampling_from
-from octavo.cli.options import LOCAL_OPTIONS, with_options
-from octavo.errors import ConfigError, RequestError
+from octavo.cli.options import LOCAL_OPTIONS, WORDS, with_options
+from octavo.errors import BadRequest, ConfigError, RequestError
 
 if TYPE_CHECKING:
     from octavo.cli.session import Session
@@ -112,6 +112,8 @@ def converse(conversation: Conversation, sampling: SamplingParams, is_terminal: 
             _command(text, conversation)
             continue
         try:
+            if not text.isascii() and any("\ud800" <= char <= "\udfff" for char in text):
+                raise BadRequest("what was said is not UTF-8; convert it first")
             _say(conversation, text, sampling)
         except RequestError as error:
             click.echo(f"octavo: error: {error.message}", err=True)
@@ -149,7 +151,7 @@ def _command(text: str, conversation: Conversation) -> None:
 
 @click.command("chat")
 @click.argument("model", required=False)
-@click.option("--system", metavar="TEXT", help="System prompt.")
+@click.option("--system", type=WORDS, metavar="TEXT", help="System prompt.")
 @generation_options(temperature=0.7, top_p=0.95)
 @with_options(LOCAL_OPTIONS)
 def chat_command(model: str | None, system: str | None, **values: Any) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from octavo.cli.options import engine_config
+from octavo.cli.options import WORDS, engine_config
 
 if TYPE_CHECKING:
     from octavo.config import EngineConfig
@@ -29,7 +29,9 @@ def generation_options(*, temperature: float, top_p: float) -> Callable[[Command
         click.option("--repetition-penalty", default=1.0, show_default=True, help="Above 1, repeat less."),
         click.option("--max-tokens", type=int, help="Longest answer. Default: what the context leaves."),
         click.option("--seed", type=int, help="Draw the same answer again. Default: another one each time."),
-        click.option("--stop", multiple=True, metavar="TEXT", help="End the answer before this; may be given again."),
+        click.option(
+            "--stop", multiple=True, type=WORDS, metavar="TEXT", help="End the answer before this; may be given again."
+        ),
     )
 
     def decorate(command: Command) -> Command:

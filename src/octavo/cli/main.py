@@ -7,7 +7,10 @@ Ctrl-C ends quietly with 130, a closed pipe with 1. Faults of ours keep their tr
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import io
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
@@ -19,6 +22,7 @@ import click
 from octavo.errors import OctavoError
 
 INTERRUPTED = 130
+_CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # a full disk under a pipe is no fault of ours
 # name -> (module, its function, what it does): listed here so that --help imports none of them.
 COMMANDS: dict[str, tuple[str, str]] = {
     "serve": ("octavo.cli.serve", "Serve a model over an OpenAI-compatible API."),
@@ -96,16 +100,23 @@ class OctavoGroup(LateGroup):
             sys.exit(INTERRUPTED)
         except OctavoError as error:
             _fail(error.message, 1)
+        except OSError as error:
+            if error.errno not in _CANNOT_WRITE:
+                raise
+            with contextlib.suppress(OSError):
+                sys.stdout.close()  # or what is left of it would be tried, and told, once more at the exit
+            _fail(f"the output cannot be written: {(error.strerror or 'refused').lower()}", 1)
         sys.exit(code if isinstance(code, int) else 0)
 
 
 def _fail(message: str, code: int, ctx: click.Context | None = None) -> NoReturn:
-    """One line, whatever the message holds."""
+    """One line, whatever the message holds; the exit code where not even that can be written."""
     line = " ".join(message.split())
     if ctx is not None and code == 2:
         line += f" (see {ctx.command_path} --help)"
-    click.secho("octavo: error: ", fg="red", bold=True, nl=False, err=True)
-    click.echo(line, err=True)
+    with contextlib.suppress(OSError):
+        click.secho("octavo: error: ", fg="red", bold=True, nl=False, err=True)
+        click.echo(line, err=True)
     sys.exit(code)
 
 
@@ -159,8 +170,12 @@ def cli() -> None:
 
 
 def main() -> NoReturn:
-    """The entry point of the `octavo` script. A terminal that lacks a character gets "?" in its place."""
-    for stream in (sys.stdout, sys.stderr):
+    """The entry point of the `octavo` script. A terminal that lacks a character gets "?" in its place; a stream that
+    the shell closed is an empty one."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
+    for stream, errors in ((sys.stdin, "surrogateescape"), (sys.stdout, "replace"), (sys.stderr, "replace")):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")
+            stream.reconfigure(errors=errors)
     sys.exit(cli.main())

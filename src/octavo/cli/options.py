@@ -278,6 +278,23 @@ class Written(click.ParamType[int]):
             self.fail(error.message, param, ctx)
 
 
+class Words(click.ParamType[str]):
+    """Text for a model. Refuses what the shell passed on that is no UTF-8."""
+
+    name = "text"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        text = str(value)
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            self.fail(f"it is not UTF-8 (after {error.start} characters); convert it first", param, ctx)
+        return text
+
+
+WORDS = Words()
+
+
 def with_options(names: Iterable[str]) -> Callable[[Command], Command]:
     """Decorates a command with options of the table; it receives them as keywords, None (or ()) where not given."""
 

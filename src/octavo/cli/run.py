@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from octavo.cli.generation import generation_options, local_config, sampling_from
-from octavo.cli.options import LOCAL_OPTIONS, with_options
+from octavo.cli.options import LOCAL_OPTIONS, WORDS, with_options
 from octavo.errors import BadRequest
 
 if TYPE_CHECKING:
@@ -24,11 +24,16 @@ MAX_STDIN_BYTES = 16 * 2**20
 
 
 def read_prompt(prompt: str | None) -> str:
-    """The argument, or stdin where it is "-" or missing. Raises BadRequest when there is none or it is no UTF-8."""
+    """The argument, or stdin where it is "-" or missing. Raises BadRequest when it is empty or no UTF-8."""
     if prompt is None and sys.stdin.isatty():
         raise click.UsageError("give a prompt, or - to read it from stdin", click.get_current_context())
-    if prompt is not None and prompt != "-":
-        return prompt
+    text = _read_stdin() if prompt is None or prompt == "-" else prompt
+    if not text:
+        raise BadRequest("the prompt is empty; give at least one word")
+    return text
+
+
+def _read_stdin() -> str:
     data = sys.stdin.buffer.read(MAX_STDIN_BYTES + 1)
     if len(data) > MAX_STDIN_BYTES:
         raise BadRequest(f"stdin holds more than {MAX_STDIN_BYTES} bytes; send less")
@@ -49,9 +54,9 @@ def prompt_tokens(session: Session, text: str, system: str | None, raw: bool) ->
 
 
 @click.command("run")
-@click.argument("prompt", required=False)
+@click.argument("prompt", type=WORDS, required=False)
 @click.option("--model", metavar="MODEL", help="Which model answers. Default: smollm2.")
-@click.option("--system", metavar="TEXT", help="System prompt.")
+@click.option("--system", type=WORDS, metavar="TEXT", help="System prompt.")
 @click.option("--raw", is_flag=True, help="Continue the text itself, without the model's chat template.")
 @click.option("--stats", is_flag=True, help="Print tokens and times to stderr at the end.")
 @generation_options(temperature=0.0, top_p=1.0)

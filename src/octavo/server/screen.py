@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from rich.console import Console
 from rich.text import Text
@@ -23,7 +24,7 @@ _UNITS = ("bytes", "KB", "MB", "GB", "TB")
 
 
 class Screen:
-    """What people see in a terminal or a plain log."""
+    """What people see in a terminal or a plain log. One that cannot be written (a full disk) ends no server."""
 
     def __init__(self) -> None:
         self._console = Console(stderr=True, highlight=False)
@@ -36,20 +37,23 @@ class Screen:
 
     def ready(self, info: EngineInfo, config: ServerConfig, port: int, seconds: float) -> None:
         """The one screen of a start."""
-        console = self._console
         names = config.served_model_names or (info.model,)
-        console.print(Text(f"octavo {__version__}", style="bold"))
+        self._print(Text(f"octavo {__version__}", style="bold"))
         for label, value in _rows(info, names):
-            console.print(Text.assemble((f"{label:<9}", "dim"), value), soft_wrap=True)
+            self._print(Text.assemble((f"{label:<9}", "dim"), value), soft_wrap=True)
         for warning in (*info.warnings, *config_warnings(config)):
-            console.print(Text(f"warning: {warning}", style="yellow"), soft_wrap=True)
-        console.print(Text(_ready_line(config, port, seconds), style="bold green"), soft_wrap=True)
+            self._print(Text(f"warning: {warning}", style="yellow"), soft_wrap=True)
+        self._print(Text(_ready_line(config, port, seconds), style="bold green"), soft_wrap=True)
 
     def stopping(self) -> None:
-        self._console.print(STOPPING)
+        self._print(STOPPING)
 
     def failed(self, text: str) -> None:
-        self._console.print(f"octavo: error: {text}", style="red", markup=False, soft_wrap=True)
+        self._print(f"octavo: error: {text}", style="red", markup=False, soft_wrap=True)
+
+    def _print(self, text: Text | str, **how: Any) -> None:
+        with contextlib.suppress(OSError):
+            self._console.print(text, **how)
 
 
 class JsonScreen:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -107,6 +108,12 @@ def test_a_file_that_is_not_there_or_empty_is_named(tmp_path: Path) -> None:
     assert "no such file" in refusal(tmp_path / "none.jsonl")
     assert "cannot be read" in refusal(tmp_path)
     assert "holds no requests" in refusal(written(tmp_path, "", "  "))
+
+
+def test_what_cannot_be_read_again_is_refused_and_waits_for_nobody(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    assert "no regular file" in refusal(tmp_path / "pipe")
+    assert "no regular file" in refusal(Path("/dev/null"))
 
 
 def test_a_file_that_changes_meanwhile_is_noticed(tmp_path: Path) -> None:

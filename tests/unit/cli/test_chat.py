@@ -41,6 +41,12 @@ def test_the_history_is_part_of_the_next_prompt() -> None:
     assert turns("one", "two")[0][1] != turns("two")[0][0]
 
 
+def test_a_line_that_is_no_utf8_is_told_and_the_conversation_goes_on() -> None:
+    done = program(*("chat", "fake", *OPTIONS), stdin=b"\xff\none\n", PYTHONIOENCODING="utf-8:strict")
+    assert done.stderr == b"octavo: error: what was said is not UTF-8; convert it first\n"
+    assert done.stdout.decode().splitlines() == turns("one")[0]
+
+
 def test_reset_forgets_the_history() -> None:
     answers, errors = turns("one", "/reset", "two")
     assert answers[1] == turns("two")[0][0]

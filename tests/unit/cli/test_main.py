@@ -119,6 +119,31 @@ def test_a_closed_pipe_is_no_traceback() -> None:
     assert done.stderr == b""
 
 
+@pytest.mark.parametrize("arguments", [("--help",), ("ls",), ("run", "hi", "--model", "fake", "--max-tokens", "4")])
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_full_disk_under_the_output_is_one_line(arguments: tuple[str, ...], unbuffered: str) -> None:
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [*PROGRAM, *arguments],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            env=environment(PYTHONUNBUFFERED=unbuffered),
+            timeout=60,
+            check=False,
+        )
+    assert done.stderr == b"octavo: error: the output cannot be written: no space left on device\n"
+    assert done.returncode == 1
+
+
+@pytest.mark.parametrize(("closed", "errors"), [("<&-", b"octavo: error: the prompt is empty"), (">&-", b"")])
+def test_a_stream_that_the_shell_closed_is_an_empty_one(closed: str, errors: bytes) -> None:
+    text = "" if closed == "<&-" else "hi"
+    command = f"exec {' '.join(PROGRAM)} run {text} --model fake --max-tokens 4 {closed}"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, env=environment(), timeout=60, check=False)
+    assert done.stderr.startswith(errors)
+    assert done.returncode == (1 if errors else 0)
+
+
 def test_the_program_itself_answers_in_its_own_process() -> None:
     done = program("serve", "--max-num-seqs", "0")
     assert done.returncode == 1

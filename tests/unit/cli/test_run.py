@@ -90,6 +90,8 @@ def test_without_a_template_the_text_is_continued_with_a_note(monkeypatch: pytes
         (("hi", "--model", "no-such-model"), None, "there is no model"),
         (("-",), b"\xff\xfe", "stdin is not UTF-8"),
         (("--raw", "-"), b"", "prompt is empty"),
+        (("-",), b"\n", "prompt is empty"),
+        (("",), None, "prompt is empty"),
         (("x" * 5000, "--max-model-len", "64"), None, "max_model_len is 64"),
         (("hi", "--block-size", "0"), None, "block_size is 0"),
         (("hi", "--executor", "cpu"), None, "executor"),
@@ -102,6 +104,22 @@ def test_what_cannot_be_done_is_one_line(arguments: tuple[str, ...], stdin: byte
     assert words in result.stderr
     assert result.stderr.count("\n") == 1
     assert result.stdout == ""
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("run", "a\udcff"),
+        ("run", "hi", "--system", "\udcff"),
+        ("run", "hi", "--stop", "\udcff"),
+        ("chat", "--system", "\udcff"),
+    ],
+)
+def test_words_that_are_no_utf8_are_refused_by_name(arguments: tuple[str, ...]) -> None:
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert "not UTF-8" in result.stderr
+    assert "'" in result.stderr
 
 
 def test_ctrl_c_ends_the_answer_and_frees_its_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
