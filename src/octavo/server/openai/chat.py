@@ -14,6 +14,7 @@ from fastapi import Request, Response
 from octavo.outputs import SequenceDelta, TokenLogprobs
 from octavo.server.errors import json_response
 from octavo.server.generation import Answer, Generation
+from octavo.server.json_pieces import written
 from octavo.server.openai import conversation
 from octavo.server.openai.call import Call, Routes, left_with_client
 from octavo.server.openai.logprobs import chat_content, prompt_logprobs
@@ -32,7 +33,7 @@ async def create_chat_completion(routes: Routes, http: Request) -> Response:
     if body.stream:
         chunks = call.chunks if call.readers is None else call.spoken_chunks
         return await call.stream(generation, chunks, "chat.completion.chunk")
-    return json_response(call.whole(await generation.collect(), generation))
+    return json_response(await call.whole(await generation.collect(), generation))
 
 
 class _ChatCall(Call):
@@ -109,9 +110,9 @@ class _ChatCall(Call):
         assert self.readers is not None
         return Spoken(self.readers.reader(), with_reasoning=self._with_reasoning)
 
-    def whole(self, answers: list[Answer], generation: Generation) -> dict[str, Any]:
+    async def whole(self, answers: list[Answer], generation: Generation) -> dict[str, Any]:
         made = self.head() | {
-            "choices": [self._choice(index, answer) for index, answer in enumerate(answers)],
+            "choices": await written(self._choice(index, answer) for index, answer in enumerate(answers)),
             "usage": generation.usage.to_wire(),
         }
         return made | self.explanation(generation) | self._about_prompt(answers[0].prompt_logprobs)

@@ -16,6 +16,7 @@ from octavo.outputs import SequenceDelta, TokenLogprobs
 from octavo.sampling_params import SamplingParams
 from octavo.server.errors import json_response
 from octavo.server.generation import Answer, Generation
+from octavo.server.json_pieces import written
 from octavo.server.openai.call import Call, Routes, left_with_client
 from octavo.server.openai.convert import check_prompt_ids, check_samples, check_work, completion_sampling
 from octavo.server.openai.logprobs import CompletionLogprobs, joined, prompt_logprobs
@@ -43,11 +44,11 @@ async def create_completion(routes: Routes, http: Request) -> Response:
         call.add_prompt(ids if truncation is not None else prompt, ids)
     check_work(call.prompts, sampling, info, limits)
     if call.is_echo_only:
-        return call.echo_only(sampling)
+        return await call.echo_only(sampling)
     generation = call.generation(call.prompts, call.samplings(sampling))
     if body.stream:
         return await call.stream(generation, call.chunks, "text_completion")
-    return json_response(call.whole(await generation.collect(), generation))
+    return json_response(await call.whole(await generation.collect(), generation))
 
 
 def _prompts(body: CompletionRequest) -> list[str | list[int]]:
@@ -117,12 +118,12 @@ class CompletionCall(Call):
         """Nothing is to be computed: the prompts come back as they are."""
         return self._max_tokens == 0 and self._num_top is None and self.body.prompt_logprobs is None
 
-    def echo_only(self, sampling: SamplingParams) -> Response:
+    async def echo_only(self, sampling: SamplingParams) -> Response:
         generation = self.generation(self.prompts, sampling)
         if self.body.stream:
             raise BadRequest("max_tokens is 0: there is nothing to stream; leave stream out", param="stream")
         answers = [Answer(finish_reason="length") for _ in self.prompts]
-        return json_response(self.whole(answers, generation))
+        return json_response(await self.whole(answers, generation))
 
     def chunks(self, number: int, delta: SequenceDelta) -> Iterator[dict[str, Any]]:
         """One sample's next piece. With max_tokens 0 one sample stands for all n."""
@@ -177,11 +178,11 @@ class CompletionCall(Call):
             told["prompt_text"] = self.prompt_text(self.prompts[number])
         return told
 
-    def whole(self, answers: list[Answer], generation: Generation) -> dict[str, Any]:
+    async def whole(self, answers: list[Answer], generation: Generation) -> dict[str, Any]:
         if self._max_tokens == 0:  # one sample of each prompt stands for all n
             answers = [answer for answer in answers for _ in range(self._num_samples)]
         made = self.head() | {
-            "choices": [self._choice(index, answers) for index in range(len(answers))],
+            "choices": await written(self._choice(index, answers) for index in range(len(answers))),
             "usage": generation.usage.to_wire(),
         }
         return made | self.explanation(generation)

@@ -7,14 +7,12 @@ chunks and beside others like any prompt. The answer is written in pieces, so th
 
 from __future__ import annotations
 
-import asyncio
 import struct
 from base64 import b64encode
 from collections.abc import Sequence
 from contextlib import aclosing
 from typing import Any
 
-import msgspec
 from fastapi import Request, Response
 
 from octavo.engine.info import EngineInfo
@@ -23,6 +21,7 @@ from octavo.pooling_params import PoolingParams
 from octavo.sampling_params import SamplingParams
 from octavo.server.errors import json_response
 from octavo.server.generation import Generation
+from octavo.server.json_pieces import written
 from octavo.server.limits import Limits
 from octavo.server.openai.call import Call, Routes, left_with_client
 from octavo.server.openai.convert import check_cache_salt, check_prompt_ids
@@ -31,8 +30,6 @@ from octavo.server.openai.parse import read
 from octavo.server.openai.prompt_list import encoded, listed
 from octavo.server.openai.schemas import SamplingFields
 from octavo.server.truncation import Truncation
-
-_NUMBERS_A_TURN = 2**14  # written before others have their turn on the event loop: about a millisecond
 
 
 @left_with_client
@@ -56,7 +53,8 @@ async def create_embeddings(routes: Routes, http: Request) -> Response:
     _check_tokens(prompts, info, config.limits)
     generation = call.generation(prompts, SamplingParams(max_tokens=0, pooling=pooling))
     vectors = await _collect(generation, len(prompts))
-    data = await _written(vectors, as_base64=body.encoding_format == "base64")
+    as_base64 = body.encoding_format == "base64"
+    data = await written(_entry(index, vector, as_base64=as_base64) for index, vector in enumerate(vectors))
     return json_response(call.head() | {"data": data, "usage": _usage(generation)} | call.explanation(generation))
 
 
@@ -121,20 +119,9 @@ async def _collect(generation: Generation, count: int) -> list[bytes]:
     return [found[number] for number in range(count)]
 
 
-async def _written(vectors: Sequence[bytes], *, as_base64: bool) -> list[msgspec.Raw]:
-    """The answer's entries as JSON; others have their turn in between."""
-    data: list[msgspec.Raw] = []
-    num_numbers = 0
-    for index, vector in enumerate(vectors):
-        size = len(vector) // 4
-        embedding: Any = b64encode(vector).decode("ascii") if as_base64 else struct.unpack(f"<{size}f", vector)
-        entry = {"object": "embedding", "index": index, "embedding": embedding}
-        data.append(msgspec.Raw(msgspec.json.encode(entry)))
-        num_numbers += size
-        if num_numbers >= _NUMBERS_A_TURN:
-            num_numbers = 0
-            await asyncio.sleep(0)
-    return data
+def _entry(index: int, vector: bytes, *, as_base64: bool) -> dict[str, Any]:
+    numbers = b64encode(vector).decode("ascii") if as_base64 else struct.unpack(f"<{len(vector) // 4}f", vector)
+    return {"object": "embedding", "index": index, "embedding": numbers}
 
 
 def _usage(generation: Generation) -> dict[str, Any]:

@@ -44,7 +44,7 @@ async def create_fork(routes: Routes, http: Request) -> Response:
     generation = await call.branch(samplings)
     if body.stream:
         return await call.stream(generation, call.chunks, "text_completion")
-    return json_response(call.whole(await generation.collect(), generation))
+    return json_response(await call.whole(await generation.collect(), generation))
 
 
 def _branches(body: ForkRequest, routes: Routes) -> list[BranchFields]:
