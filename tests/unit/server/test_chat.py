@@ -323,6 +323,17 @@ def test_unknown_fields_are_ignored_with_one_warning_a_name(caplog: pytest.LogCa
     assert "\n" not in warnings[0]
 
 
+@pytest.mark.parametrize("outer", ["stream_options", "repetition_detection"])
+def test_unknown_names_inside_an_object_are_warned_of_too(outer: str, caplog: pytest.LogCaptureFixture) -> None:
+    async def go() -> None:
+        async with site() as here:
+            assert (await here.chat(**{outer: {"unheard_of": "SECRET"}})).status_code == 200
+
+    run(go())
+    assert f"the field {outer}.unheard_of, which nobody knows" in caplog.text
+    assert "SECRET" not in caplog.text
+
+
 def test_an_error_in_a_stream_is_one_event_without_done() -> None:
     from octavo.outputs import SequenceDelta
     from support.fake_engine import ScriptedEngine

@@ -61,6 +61,16 @@ def test_a_prompt_that_is_none_is_refused(prompt: object) -> None:
     run(go())
 
 
+@pytest.mark.parametrize("prompt", [[1.5], [1, "a"], [[1, "a"]], [None]])
+def test_a_list_that_is_of_no_kind_is_told_all_kinds(prompt: object) -> None:
+    async def go() -> None:
+        async with site() as here:
+            message = check_error(await here.complete(prompt=prompt), 400)["message"]
+            assert "a list of token ids" in message or message == "prompt[0][1] must be a whole number"
+
+    run(go())
+
+
 def test_token_ids_of_the_prompt_must_be_in_the_vocabulary() -> None:
     async def go() -> None:
         async with site() as here:

@@ -80,6 +80,12 @@ def test_response_format_is_enforced_whether_strict_or_not(strict: bool | None) 
         ({"structured_outputs": {"json": {"type": "array", "uniqueItems": True}}}, "uniqueItems"),
         ({"response_format": {"type": "json_object"}, "guided_regex": "a"}, "send one of them"),
         ({"structured_outputs": {"regex": "a"}, "min_tokens": 3}, "min_tokens"),
+        ({"structured_outputs": {"regexp": "a"}}, "structured_outputs.regexp is not known here"),
+        ({"structured_outputs": {"json": {}, "disable_additional_properties": True}}, "additionalProperties: false"),
+        ({"response_format": {"type": "json_object", "schema": SCHEMA}}, "json_schema.schema"),
+        ({"response_format": {"type": "text", "schema": SCHEMA}}, "json_schema.schema"),
+        ({"grammar": 'root ::= "a"'}, "send it as structured_outputs.grammar"),
+        ({"json_schema": SCHEMA}, "send it as structured_outputs.json"),
         ({"structured_outputs": {"regex": "a"}, "use_beam_search": True}, "beam search"),
     ],
 )

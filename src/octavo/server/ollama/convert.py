@@ -21,7 +21,6 @@ from octavo.server.ollama.schemas import (
     OllamaMessage,
     OllamaOptions,
 )
-from octavo.server.openai.parse import UnknownNames
 from octavo.server.openai.schemas import (
     ChatRequest,
     FunctionCall,
@@ -45,10 +44,9 @@ def served_name(name: str | None, loaded: Loaded) -> str | None:
     return name
 
 
-def chat_request(body: OllamaChatRequest | OllamaGenerateRequest, loaded: Loaded, unknown: UnknownNames) -> ChatRequest:
+def chat_request(body: OllamaChatRequest | OllamaGenerateRequest, loaded: Loaded) -> ChatRequest:
     """Raises BadRequest."""
     options = body.options or OllamaOptions()
-    unknown.note(f"options.{name}" for name in options.model_extra or {})
     messages = _messages(body) if isinstance(body, OllamaChatRequest) else _prompt(body)
     return ChatRequest.model_construct(
         model=served_name(body.model, loaded),

@@ -54,7 +54,7 @@ async def generate_answer(routes: Routes, http: Request) -> Response:
 async def _answer(routes: Routes, http: Request, schema: type[Body]) -> Response:
     limits = routes.state.config.limits
     body = await read(http, schema, limits, routes.unknown_names)
-    chat = chat_request(body, routes.state.loaded, routes.unknown_names)
+    chat = chat_request(body, routes.state.loaded)
     call = _OllamaCall(routes, http, chat, "message" if isinstance(body, OllamaChatRequest) else "response")
     if not (body.messages if isinstance(body, OllamaChatRequest) else body.prompt):
         return json_response(call.piece() | {"done": True, "done_reason": "load"})

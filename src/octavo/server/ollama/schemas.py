@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from octavo.sampling_params import MAX_LOGPROBS, MAX_STOP_STRINGS
 from octavo.server.limits import (
@@ -30,8 +30,6 @@ Whole = Annotated[int, Field(ge=-MAX_INT, le=MAX_INT)]
 
 
 class OllamaOptions(Model):
-    model_config = ConfigDict(extra="allow")  # convert.py logs names that nobody knows
-
     temperature: Annotated[Number, Field(ge=0, le=2)] | None = None  # absent: 0.8
     top_k: Annotated[int, Field(ge=0, le=MAX_INT)] | None = None  # absent: 40; 0: all
     top_p: Annotated[Number, Field(gt=0, le=1)] | None = None  # absent: 0.9

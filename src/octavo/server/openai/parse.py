@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeVar, get_args
 
 from fastapi import Request
@@ -46,6 +46,7 @@ _TEXTS = {
     "dict_type": "must be an object",
     "model_type": "must be an object",
     "model_attributes_type": "must be an object",
+    "extra_forbidden": "is not known here; leave it out",
 }
 
 _UNION_TYPES = ("string_type", "list_type")
@@ -97,8 +98,7 @@ def _read(body: bytes, schema: type[Schema], limits: Limits, unknown: UnknownNam
 def validate(schema: type[Schema], data: dict[str, Any], unknown: UnknownNames) -> Schema:
     """Raises BadRequest naming the first field at fault."""
     present = {name: value for name, value in data.items() if value is not None}
-    known = _wire_names(schema)
-    unknown.note(name for name in present if name not in known)
+    unknown.note(_unknown_in(schema, present))
     check_neutral(schema, present)
     try:
         return schema.model_validate(present)
@@ -108,9 +108,19 @@ def validate(schema: type[Schema], data: dict[str, Any], unknown: UnknownNames) 
         raise BadRequest("the body nests too deeply; flatten it") from None
 
 
+def _unknown_in(schema: type[BaseModel], data: Mapping[str, Any]) -> Iterator[str]:
+    """Names that the schema lacks, also inside the objects that its fields hold: `options.name`."""
+    fields = _wire_fields(schema)
+    for name, value in data.items():
+        if (field := fields.get(name)) is None:
+            yield name
+        elif isinstance(value, dict) and (inner := _object_in(field)) is not None:
+            yield from (f"{name}.{each}" for each in _unknown_in(inner, value))
+
+
 @functools.cache
-def _wire_names(schema: type[BaseModel]) -> frozenset[str]:
-    return frozenset(field.alias or name for name, field in schema.model_fields.items())
+def _wire_fields(schema: type[BaseModel]) -> dict[str, FieldInfo]:
+    return {field.alias or name: field for name, field in schema.model_fields.items()}
 
 
 def check_neutral(schema: type[BaseModel], present: Mapping[str, Any]) -> None:
@@ -127,9 +137,10 @@ def check_neutral(schema: type[BaseModel], present: Mapping[str, Any]) -> None:
 
 
 def _object_in(field: FieldInfo) -> type[BaseModel] | None:
-    """The schema of the object that a field holds, where it holds one."""
+    """The schema of the object that a field holds, where it holds one of one kind."""
     kinds = [kind for kind in (field.annotation, *get_args(field.annotation)) if isinstance(kind, type)]
-    return next((kind for kind in kinds if issubclass(kind, BaseModel)), None)
+    objects = [kind for kind in kinds if issubclass(kind, BaseModel)]
+    return objects[0] if len(objects) == 1 else None
 
 
 def _check_inside(name: str, schema: type[BaseModel], value: Mapping[str, Any]) -> None:
@@ -153,10 +164,14 @@ def _bad_request(schema: type[BaseModel], findings: list[ErrorDetails]) -> BadRe
     name = str(first["loc"][0]) if first["loc"] else ""
     if len(findings) > 1:  # the members of a union each say why they do not fit: the one that got furthest is meant
         first = max(findings, key=lambda finding: len(finding["loc"]))
-        if first["type"] in _UNION_TYPES and str(first["loc"][-1]) in _UNION_TAGS:
-            field = schema.model_fields.get(name) if len(first["loc"]) == 2 else None
+        loc = first["loc"]
+        members = {finding["loc"][:2] for finding in findings if len(finding["loc"]) == len(loc)}
+        if len(members) > 1 and all(str(member[-1]) in _UNION_TAGS for member in members):
+            loc = loc[:2]  # several got as far
+        if len(loc) < len(first["loc"]) or (first["type"] in _UNION_TYPES and str(loc[-1]) in _UNION_TAGS):
+            field = schema.model_fields.get(name) if len(loc) == 2 else None
             text = field.description if field is not None and field.description else "a string or a list"
-            return BadRequest(f"{_path(first['loc'])} must be {text}", param=name)
+            return BadRequest(f"{_path(loc)} must be {text}", param=name)
     return BadRequest(f"{_path(first['loc'])} {_describe(first)}", param=name or None)
 
 

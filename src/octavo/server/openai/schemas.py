@@ -94,10 +94,13 @@ class JsonSchema(Model):
 class ResponseFormat(Model):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
+    schema_: Any = Field(default=None, alias="schema", description="refused: its place is json_schema.schema")
 
 
 class StructuredOutputs(Model):
-    """vLLM's: one of json, json_object, regex, choice and grammar."""
+    """vLLM's: one of json, json_object, regex, choice and grammar. A name nobody knows may be a form: it is refused."""
+
+    model_config = ConfigDict(extra="forbid")
 
     json_: dict[str, Any] | bool | str | None = Field(default=None, alias="json", description="a JSON schema")
     json_object: bool | None = None
@@ -105,6 +108,8 @@ class StructuredOutputs(Model):
     choice: Choices | None = Field(default=None, description="a list of strings")
     grammar: str | None = None  # in Lark's or GBNF's notation
     disable_any_whitespace: bool | None = None
+    disable_additional_properties: Any = neutral(False, reason="write additionalProperties: false into the schema")
+    disable_fallback: Any = neutral(False, True)  # there is one backend
     whitespace_pattern: Any = neutral()
     structural_tag: Any = neutral()
 
@@ -118,6 +123,8 @@ class FormFields(Model):
     guided_regex: str | None = None
     guided_choice: Choices | None = Field(default=None, description="a list of strings")
     guided_grammar: str | None = None
+    grammar: Any = neutral(reason="llama.cpp's name: send it as structured_outputs.grammar")
+    json_schema: Any = neutral(reason="llama.cpp's name: send it as structured_outputs.json")
 
 
 class SchemaCheckRequest(FormFields):

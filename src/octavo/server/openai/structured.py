@@ -63,6 +63,11 @@ def schema_form(schema: Any, param: str, whitespace: Whitespace = "bounded") -> 
 
 def _of_format(wanted: ResponseFormat | None) -> Form | None:
     param = "response_format"
+    if wanted is not None and wanted.schema_ is not None:
+        raise BadRequest(
+            "response_format.schema is not read; send type json_schema, and the schema as json_schema.schema",
+            param=param,
+        )
     if wanted is None or wanted.type == "text":
         return None
     if wanted.type == "json_object":
