@@ -76,7 +76,7 @@ RULES = st.builds(
 )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(rules=RULES, seed=st.integers(0, 2**31), sharpness=st.sampled_from((0.5, 4.0, 12.0)))
 def test_answers_are_those_of_a_search_over_whole_histories(rules: BeamRules, seed: int, sharpness: float) -> None:
     model = pretend_model(seed, sharpness)

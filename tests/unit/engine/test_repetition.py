@@ -27,7 +27,7 @@ def runs_in_circles(token_ids: Sequence[int], spec: RepetitionDetection) -> bool
     return False
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     token_ids=st.lists(st.integers(0, 2), max_size=40),
     sizes=st.tuples(st.integers(1, 5), st.integers(1, 5)).map(sorted),

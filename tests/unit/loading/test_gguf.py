@@ -275,7 +275,7 @@ def test_a_hostile_file_takes_no_memory(tmp_path: Path) -> None:
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < (8 + 64) << 10
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_flipped_bytes_are_read_or_refused_and_nothing_else(tmp_path: Path, data: st.DataObject) -> None:
     whole = bytearray(tiny_llama().bytes())

@@ -325,7 +325,7 @@ def test_the_fake_model_has_a_front_and_no_weights(tmp_path: Path) -> None:
         load_model(files)
 
 
-QUICK = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+QUICK = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def load_or_refuse(files: ModelFiles) -> None:

@@ -132,7 +132,7 @@ def test_a_file_cut_at_any_byte_is_refused(tmp_path: Path) -> None:
     SafetensorsFile(path)
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(position=st.integers(0, 200), byte=st.integers(0, 255))
 def test_a_flipped_byte_is_read_or_refused_and_nothing_else(tmp_path: Path, position: int, byte: int) -> None:
     whole = bytearray(file_bytes({"a": entry(), "b": entry("F16", (3,), (8, 14))}, bytes(14)))

@@ -219,7 +219,7 @@ def test_a_vocabulary_without_tokens_is_refused(tmp_path: Path) -> None:
     assert "tokenizer.ggml.tokens is missing" in refusal(maker, tmp_path)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(text=st.text())
 def test_the_fake_tokenizer_keeps_every_text(text: str) -> None:
     tokenizer: TokenizerLike = FakeTokenizer()

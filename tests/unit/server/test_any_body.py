@@ -200,7 +200,7 @@ def check_stream(response: httpx.Response, path: str) -> None:
 
 @pytest.mark.parametrize("path", list(SCHEMAS))
 def test_any_body_is_answered_or_refused(path: str) -> None:
-    @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=60, suppress_health_check=list(HealthCheck))
     @given(body=bodies(SCHEMAS[path]))
     def check(body: dict[str, Any]) -> None:
         async def go() -> None:

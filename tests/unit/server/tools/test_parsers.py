@@ -195,7 +195,7 @@ def test_a_dialect_is_read_whole_and_character_by_character(name: str, text: str
     assert read(parser_of(name), *text) == expected
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.data())
 def test_however_a_text_is_cut_the_same_is_found(data: Any) -> None:
     name = data.draw(st.sampled_from(sorted(DIALECTS)))
@@ -206,7 +206,7 @@ def test_however_a_text_is_cut_the_same_is_found(data: Any) -> None:
     assert read(parser_of(name), *text) == whole
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.data())
 def test_calls_are_well_formed_and_what_is_no_call_is_the_text(data: Any) -> None:
     name = data.draw(st.sampled_from(sorted(DIALECTS)))
@@ -233,7 +233,7 @@ def test_calls_are_well_formed_and_what_is_no_call_is_the_text(data: Any) -> Non
         assert said in text or len(said) < len(text)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(TEXTS, st.lists(st.integers(0, 1000), max_size=6), st.sampled_from(sorted(BLOCKS)), st.booleans())
 def test_reasoning_is_split_alike_however_it_is_cut(text: str, places: list[int], name: str, is_open: bool) -> None:
     def made() -> Split:
