@@ -43,7 +43,7 @@ class Routes:
 Route = Callable[[Routes, Request], Coroutine[Any, Any, Response]]
 
 
-def left_with_client(route: Route) -> Route:
+def ends_with_client(route: Route) -> Route:
     """The work is cancelled when the client leaves before the answer, or the head of its stream, is there."""
 
     @functools.wraps(route)
