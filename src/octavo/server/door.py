@@ -1,7 +1,8 @@
 """The one door: an ASGI wrapper that every request passes before any route sees it.
 
 In this order: header limits (431), the host's name (403), the key (401) and its rate (429), the life of the process
-(503), the body's length and pace (413, 408, 415), and what all bodies together hold (429). Behind it a route finds the
+(503), the body's length and pace (413, 408, 415), and what all bodies together hold (429). Paths that are open to those
+without a key take no body: none is read there, so that a stranger holds no memory. Behind the door a route finds the
 whole body in `scope["octavo.body"]`, the request's id in `scope["octavo.request_id"]` and whose key it was in
 `scope["octavo.caller"]`. Refuses to route: that a path is served by nobody is said only to those with a key; what only
 the administrator may do, a route asks `Caller.require_admin`, since it knows best which route it is.
@@ -116,7 +117,7 @@ class Door:
             _check_path(scope)
             self._check_phase(scope)
             with self._bodies.body() as grow:
-                if scope["method"] in _METHODS_WITH_BODY:
+                if scope["method"] in _METHODS_WITH_BODY and scope["path"] not in OPEN_PATHS:
                     _check_encoding(scope)
                     inner["octavo.body"] = await read_body(scope, receive, self._limits, grow)
                 await self._app(inner, receive, answer.send)

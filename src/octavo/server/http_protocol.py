@@ -2,12 +2,14 @@
 
 Refuses a header block above the limit before it is stored (431), a client that dawdles over it (408), garbage (400),
 more pipelined requests than the limit, or larger ones (closed), and connections beyond theirs: then the one that has
-been idle longest is closed, or the new one where none is idle, so that idle clients never shut out those who ask.
+been idle longest is closed, else the one that has been sending its request longest, else the new one, so that clients
+who ask for nothing never shut out those who do.
 Whoever takes no byte of an answer for `write_timeout_seconds` is cut off, streamed or whole, also while the connection
 is being closed. What stands around the chunks of a body is bounded alike, and trailers are dropped. No upgrade is
-followed: the request is served as HTTP/1.1. Bodies are the door's matter, but one that is still on its way when its
-answer is complete has as long as headers have. Each answer of this file's own is in the server's envelope. A client
-that leaves is heard by every request of its connection, also while others wait behind the one that runs.
+followed: the request is served as HTTP/1.1, and where the parser met one nevertheless, behind another request, nothing
+more is read from its connection. Bodies are the door's matter, but one that is still on its way when its answer is
+complete has as long as headers have. Each answer of this file's own is in the server's envelope. A client that leaves
+is heard by every request of its connection, also while others wait behind the one that runs.
 """
 
 from __future__ import annotations
@@ -37,11 +39,12 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     class's; while bytes wait to be taken by the client another one does; and at most max_header_bytes, and what one
     read brings, are held of bytes that belong to no body.
 
-    `limits` and `idle` are set by `bounded_protocol`, which makes the class uvicorn is given.
+    `limits`, `idle` and `asking` are set by `bounded_protocol`, which makes the class uvicorn is given.
     """
 
     limits: Limits = Limits()
     idle: dict[BoundedHttpProtocol, None]  # connections that no answer is owed to, the longest idle first
+    asking: dict[BoundedHttpProtocol, None]  # whose only request has not come whole, the longest first
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -51,6 +54,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._reader_timer: asyncio.TimerHandle | None = None
         self._num_unread = 0  # bytes the client had not taken when the reader's timer was started
         self._owed: list[RequestResponseCycle] = []  # requests whose answer is not complete, pipelined ones among them
+        self._held = b""  # the end of what came, where an Upgrade header may begin
+        self._is_deaf = False  # the parser lost its place: what comes is not read
 
     # -- the connection ----------------------------------------------------------------------------------------------
 
@@ -64,6 +69,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.idle.pop(self, None)
+        self.asking.pop(self, None)
         self._stop_timer()
         if self._reader_timer is not None:
             self._reader_timer.cancel()
@@ -75,11 +81,12 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def _make_way(self) -> bool:
-        """The longest idle connection is closed; False where none is idle."""
-        longest = next(iter(self.idle), None)
+        """The longest idle connection is closed, or the longest asking one; False where there is neither."""
+        longest = next(iter(self.idle), None) or next(iter(self.asking), None)
         if longest is None:
             return False
-        del self.idle[longest]
+        self.idle.pop(longest, None)
+        self.asking.pop(longest, None)
         longest.connections.discard(longest)  # it counts no more from now on
         longest.transport.abort()
         return True
@@ -87,10 +94,10 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     # -- what comes --------------------------------------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
-        if self.transport.is_closing():
+        if self.transport.is_closing() or self._is_deaf:
             return
         if self._in_headers:
-            data = _without_upgrade(data)
+            data, self._held = _without_upgrade(self._held + data)
             if self._header_timer is None:
                 self._start_timer()
         self._header_bytes += len(data)  # the callbacks below set it back where the parser met a body or an end
@@ -125,6 +132,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._stop_timer()
         super().on_headers_complete()
         self._owed = [cycle for cycle in (*self._owed, self.cycle) if not cycle.response_complete]
+        if len(self._owed) == 1:
+            self.asking[self] = None
         if self.scope.get("http_version") == "1.0":
             _without_chunks(self.cycle)
 
@@ -135,6 +144,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         self._in_headers = True
         self._header_bytes = 0
+        self.asking.pop(self, None)
         super().on_message_complete()
         if self.cycle.response_complete:
             self._start_timer()  # uvicorn started its own with the answer, and stopped it when the body went on
@@ -157,7 +167,11 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._answer_and_close(HTTPStatus.BAD_REQUEST, "this is not HTTP/1.1 as the server reads it")
 
     def _unsupported_upgrade_warning(self) -> None:
-        """Nothing: a client may ask for one, and a log line each time would be its to write."""
+        """No log line: it would be the client's to write. The parser took what follows for another protocol's."""
+        self._is_deaf = True
+        self.cycle.keep_alive = False
+        if self.cycle.response_complete:
+            self._close()
 
     def _start_timer(self) -> None:
         self._stop_timer()
@@ -244,14 +258,19 @@ def _without_chunks(cycle: RequestResponseCycle) -> None:
 
 _READ_BYTES = 256 * 2**10  # the most one read of the transport brings
 _UPGRADE = re.compile(rb"\r\nupgrade(?=[ \t]*:)", re.IGNORECASE)
+_BEGUN = re.compile(rb"(?:\r\n)?\r(?:\n(?:u(?:p(?:g(?:r(?:a(?:de?)?)?)?)?)?)?)?\Z", re.IGNORECASE)
 
 
-def _without_upgrade(data: bytes) -> bytes:
-    """Behind an Upgrade header (Java's client sends one by itself) the parser would skip the body and then stop."""
+def _without_upgrade(data: bytes) -> tuple[bytes, bytes]:
+    """Behind an Upgrade header (Java's client sends one by itself) the parser would skip the body and then stop. What
+    comes is cut anywhere: the second part is what can only be judged with what comes next."""
     head, blank, rest = data.partition(b"\r\n\r\n")
-    return _UPGRADE.sub(b"\r\nx-upgrade", head) + blank + rest if _UPGRADE.search(head) else data
+    begun = None if blank else _BEGUN.search(head, max(len(head) - 12, 0))
+    held = begun.group() if begun else b""
+    head = head[: len(head) - len(held)]
+    return (_UPGRADE.sub(b"\r\nx-upgrade", head) if _UPGRADE.search(head) else head) + blank + rest, held
 
 
 def bounded_protocol(limits: Limits) -> type[BoundedHttpProtocol]:
     """The protocol class with these limits; uvicorn makes one object of it a connection."""
-    return type("BoundedHttpProtocol", (BoundedHttpProtocol,), {"limits": limits, "idle": {}})
+    return type("BoundedHttpProtocol", (BoundedHttpProtocol,), {"limits": limits, "idle": {}, "asking": {}})

@@ -52,7 +52,7 @@ class Limits:
     """Each one is inclusive: a request at the limit passes, one above it does not. The words say what is answered."""
 
     # The connection
-    max_connections: int = _limit(4096, "Open sockets; then the longest idle one gives way, or the new one is closed.")
+    max_connections: int = _limit(4096, "Open sockets; the longest idle or sending one is closed, else the new.")
     max_pipelined_requests: int = _limit(16, "Requests of one connection waiting behind another; more close it.")
     max_header_bytes: int = _limit(64 * 2**10, "Request line and all headers: 431.")
     max_headers: int = _limit(100, "Headers of a request: 431.")

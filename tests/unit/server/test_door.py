@@ -253,13 +253,27 @@ def test_body_bytes_are_counted_whatever_content_length_says() -> None:
                 headers = [JSON] if length is None else [JSON, (b"content-length", length)]
                 chunks = [body[at : at + 7] for at in range(0, limit, 7)]
                 assert (await asgi(here.app, "POST", COMPLETIONS, body=chunks, headers=headers))[0] == 200
-                for path in (COMPLETIONS, "/v1/chat/completions", "/tokenize", "/detokenize", "/nope", "/health"):
+                for path in (COMPLETIONS, "/v1/chat/completions", "/tokenize", "/detokenize", "/nope"):
                     status, sent, content = await asgi(here.app, "POST", path, body=[*chunks, b" "], headers=headers)
                     assert status == 413
                     assert is_envelope(content)
                     assert sent[b"connection"] == b"close"
             announced = [JSON, (b"content-length", b"1000000000000000000000")]
             assert (await asgi(here.app, "POST", COMPLETIONS, body=[], headers=announced))[0] == 413
+
+    run(go())
+
+
+@pytest.mark.parametrize("path", sorted(OPEN_PATHS))
+def test_nothing_is_read_from_a_stranger(path: str) -> None:
+    """Who holds no key holds no memory: a body that never ends is answered before its first byte."""
+
+    async def go() -> None:
+        async with site(KEYS) as here:
+            for headers in ([], [JSON, (b"content-length", b"33554432")]):
+                status, _, content = await asgi(here.app, "POST", path, body=[], headers=headers)
+                assert status == 405
+                assert is_envelope(content)
 
     run(go())
 

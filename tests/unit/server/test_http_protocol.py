@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import uvicorn
 
+from octavo.server import http_protocol as module
 from octavo.server.config import ServerConfig
 from octavo.server.http_protocol import bounded_protocol
 from octavo.server.limits import Limits
@@ -150,6 +151,23 @@ def test_when_all_connections_are_taken_the_longest_idle_one_gives_way() -> None
             for reader, writer in held[1:]:
                 writer.write(fine)
                 assert (await reader.read()).startswith(b"HTTP/1.1 200 ")
+            await close(held)
+
+    run(go())
+
+
+def test_who_still_sends_a_request_gives_way_where_nobody_is_idle() -> None:
+    async def go() -> None:
+        async with listening(max_connections=2, engine_held=True) as port:
+            held = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
+            for _, writer in held:
+                writer.write(b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{")
+            while len(next(iter(listening_server[0].server_state.connections)).asking) < 2:  # type: ignore[union-attr]
+                await asyncio.sleep(0)
+            fine = b"GET /version HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+            assert (await talk(port, fine)).startswith(b"HTTP/1.1 200 ")
+            with contextlib.suppress(ConnectionError):
+                assert await held[0][0].read() == b""
             await close(held)
 
     run(go())
@@ -305,6 +323,41 @@ def test_a_request_that_asks_for_an_upgrade_keeps_its_body_and_its_connection() 
                 if b"close" not in kind:
                     await reader.readuntil(b"}}}")
             writer.close()
+
+    run(go())
+
+
+@pytest.mark.parametrize("cut", range(1, 56))
+def test_an_upgrade_is_not_followed_wherever_the_network_cuts_it(cut: int) -> None:
+    """Nor is a body changed that says the same: it would end later than its length, inside what comes next."""
+    body = b'{"prompt":"\\r\\n",\r\n"x":"\r\nupgrade: h2c",\r\nupgrade:"y"}'
+    tail = b"\r\nConnection: close, Upgrade\r\nUpgrade: h2c\r\nContent-Length: 100\r\n\r\n"
+    head = b"POST /tokenize HTTP/1.1\r\nHost: localhost"
+    sent = head + tail + body.ljust(100)
+    first = len(head) + len(tail) + 2 - cut
+    whole, held = b"", b""
+    is_head = True
+    for piece in (sent[:first], sent[first:]):
+        if is_head:
+            fed, held = module._without_upgrade(held + piece)
+            is_head = b"\r\n\r\n" not in whole + fed
+        else:
+            fed = held + piece
+            held = b""
+        whole += fed
+    assert whole + held == sent.replace(b"\r\nUpgrade:", b"\r\nx-upgrade:", 1)
+
+
+def test_nothing_is_read_behind_an_upgrade_that_the_parser_met() -> None:
+    """It stands in the second of two requests that came together: neither its body nor what follows is a request."""
+    first = b"GET /version HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    second = b"GET /version HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n"
+
+    async def go() -> None:
+        async with listening() as port:
+            answer = await talk(port, first + second + first, first)
+            assert answer.count(b"HTTP/1.1 200 ") <= 2
+            assert answer.startswith(b"HTTP/1.1 200 ")
 
     run(go())
 
