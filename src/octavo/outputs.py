@@ -12,6 +12,8 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 REPETITION = "repetition_detected"  # stop_reason of an answer that ran in circles
 NOTHING_TO_DRAW = "every token is ruled out"  # error of a row, and its error_code where the request did it:
 NOTHING_TO_DRAW_CODE = "nothing_to_draw"
+GRAMMAR_ENDED = "the grammar cannot go on"  # an error of a row that begins so is the grammar's, which the client sent
+INVALID_GRAMMAR_CODE = "invalid_grammar"
 CacheReason = Literal[
     "whole prompt",  # everything that can be cached was
     "prompts differ",  # as far as the nearest of the last prompts of this tenant goes; `differs_at` is the first token

@@ -17,6 +17,15 @@ from support.server_process import ServerProcess
 
 pytestmark = [pytest.mark.security("S10"), pytest.mark.long]
 
+ENDLESS = {  # no check finds what they become while an answer is drawn
+    "cubic rows": "start: s*\ns: " + " | ".join(f"r{n}" for n in range(450)) + "\n"
+    + "".join(f'r{n}: C s? "{n}"\n' for n in range(450)) + "C: /(.|\\n)/\n",
+    "ambiguous": "start: e\ne: e e e | e e | C\nC: /./\n",
+    "nullable": "start: e e e e e e e e\ne: C e e C e | C | \nC: /(.|\\n)/\n",
+    "right recursive": "start: a\na: C a | C b\nb: C b | C a | C\nC: /(.|\\n)/\n",
+    "wide": "start: a{1,1000}\na: b{1,1000}\nb: c{1,1000}\nc: \"x\"{1,1000}\n",
+    "lexer": "start: A\nA: " + " & ".join(f"/(.{{0,200}}{c}.{{0,200}})/" for c in "abcd") + "\n",
+}  # fmt: skip
 REGEXES = [
     "(a+)+b", "(a|a)*", "a{1,100000}", "((a{1,100}){1,100}){1,100}", r"[\s\S]{1,65535}", "(" * 30_000, "(" * 3000 + "a" + ")" * 3000,
     "(?<=a)b", "(?!a)b", r"(a)\1", "[\\xff\\xfe]", "[z-a]", "a**", "*", "\\", "(?P<x>a)(?P<x>b)", "", "(?i)a{0,50000}",
@@ -148,6 +157,19 @@ def test_a_hostile_regex(server: ServerProcess, attacker: Attacker, number: int)
 def test_a_hostile_grammar(server: ServerProcess, attacker: Attacker, number: int) -> None:
     with unharmed(server):
         attack(attacker, "grammar", GRAMMARS[number])
+
+
+@pytest.mark.parametrize("name", ENDLESS)
+def test_a_grammar_that_grows_while_it_is_followed(server: ServerProcess, attacker: Attacker, name: str) -> None:
+    """It may end its own answers, with words that say whose fault it is; the canary sings on."""
+    with unharmed(server):
+        for target, body in forms("grammar", ENDLESS[name]):
+            if target.path == "/v1/completions":
+                statuses = [
+                    check_answer(attacker.send(target, body | {"n": n, "max_tokens": 60, "temperature": 1}))
+                    for n in (1, 8)
+                ]
+                assert set(statuses) <= {200, 400}
 
 
 @pytest.mark.parametrize("number", range(len(SCHEMAS)))

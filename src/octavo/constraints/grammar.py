@@ -24,6 +24,7 @@ from octavo.constraints.constraint import Bitmap, ConstraintError
 from octavo.constraints.library import NOTHING_FITS, byte_table, limits
 from octavo.errors import BadRequest
 from octavo.grammar_spec import BOUNDED_WHITESPACE, MAX_CHOICES, GrammarSpec
+from octavo.outputs import GRAMMAR_ENDED, INVALID_GRAMMAR_CODE
 
 MAX_CACHED: Final = 128
 LARK_MARK: Final = "%llguidance"  # what begins so is no GBNF
@@ -122,10 +123,10 @@ class GrammarCompiler:
                 self._cached[spec] = compiled
                 while len(self._cached) > MAX_CACHED:
                     self._cached.popitem(last=False)
-        return Grammar(compiled.deep_copy(), partial(self._forget, spec))
+        return Grammar(compiled.deep_copy(), partial(self.forget, spec))
 
-    def _forget(self, spec: GrammarSpec) -> None:
-        """Copies share a lexer, and one that broke is broken for all of them: the next sample gets a new one."""
+    def forget(self, spec: GrammarSpec) -> None:
+        """Copies share a lexer, and one that broke or is held is so for all: the next sample gets a new one."""
         with self._lock:
             self._cached.pop(spec, None)
 
@@ -183,7 +184,7 @@ class Grammar:
     def _check(self) -> None:
         if self._matcher.is_error():
             self._on_break()
-            raise ConstraintError(f"the grammar cannot go on: {_short(self._matcher.get_error())}")
+            raise ConstraintError(f"{GRAMMAR_ENDED}: {_short(self._matcher.get_error())}")
 
 
 class _Vocabulary:
@@ -254,7 +255,7 @@ def _refusal(spec: GrammarSpec, message: str) -> BadRequest:
     return BadRequest(
         f"this {spec.kind.replace('_', ' ')} cannot be enforced: {_short(message)}; change it, or leave it out",
         param=spec.param,
-        code="invalid_grammar",
+        code=INVALID_GRAMMAR_CODE,
     )
 
 

@@ -316,6 +316,7 @@ class Engine:
         """
         self.scheduler.abort_all()
         self._grammars.close()
+        self._constraints.close()
         if self._mover is not None:
             self._mover.move_out()
             self._mover.close()

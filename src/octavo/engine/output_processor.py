@@ -17,6 +17,8 @@ from octavo.engine.repetition import RepetitionDetector
 from octavo.engine.stop_strings import StopFilter, prepare_stop_strings
 from octavo.errors import BadRequest
 from octavo.outputs import (
+    GRAMMAR_ENDED,
+    INVALID_GRAMMAR_CODE,
     NOTHING_TO_DRAW,
     NOTHING_TO_DRAW_CODE,
     REPETITION,
@@ -292,6 +294,8 @@ def _repetition(request: Request) -> RepetitionDetector | None:
 
 def _error_code(state: _State, update: SequenceUpdate) -> str | None:
     """What the request ruled out is its own doing, not the server's."""
+    if update.error is not None and update.error.startswith(GRAMMAR_ENDED):
+        return INVALID_GRAMMAR_CODE
     if update.error != NOTHING_TO_DRAW:
         return None
     sampling = state.request.sampling

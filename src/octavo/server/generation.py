@@ -26,7 +26,14 @@ from octavo.errors import (
     RateLimited,
     retry_after_seconds,
 )
-from octavo.outputs import NOTHING_TO_DRAW_CODE, CacheReport, RequestTimings, SequenceDelta, TokenLogprobs
+from octavo.outputs import (
+    INVALID_GRAMMAR_CODE,
+    NOTHING_TO_DRAW_CODE,
+    CacheReport,
+    RequestTimings,
+    SequenceDelta,
+    TokenLogprobs,
+)
 from octavo.sampling_params import SamplingParams
 from octavo.server.errors import ClientGone, ServiceUnavailable
 from octavo.server.limits import Limits
@@ -204,7 +211,7 @@ class Generation:
                 param=_narrows(self._requests[number].sampling),
                 code=NOTHING_TO_DRAW_CODE,
             )
-        if delta.error_code == "invalid_grammar":  # found with the model's tokens
+        if delta.error_code == INVALID_GRAMMAR_CODE:  # found with the model's tokens, or while an answer was drawn
             grammar = self._requests[number].sampling.grammar
             raise BadRequest(
                 delta.error or "the grammar cannot be enforced",
