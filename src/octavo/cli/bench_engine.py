@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -36,15 +37,17 @@ def opened_engine(model: str | None, values: Mapping[str, Any], **shape: Any) ->
     machine = describe_machine()
     click.echo(machine_line(machine))
     with LoadingBar() as bar:
-        engine = build_engine(config, bar.show)
         try:
-            info, wanted = engine.info, shape.get("max_model_len") or 0
-            if info.max_model_len < wanted:
-                raise ConfigError(
-                    f"{info.model} takes {info.max_model_len} tokens, {wanted} were asked for; ask for fewer"
-                )
+            engine = build_engine(config, bar.show)
+        except ConfigError as error:
+            if error.param != "max_model_len" or "max_model_len" not in shape:
+                raise
+            limit = re.split("[;:] start with", error.message)[0]  # which option that is, the user never heard
+            raise ConfigError(f"--input-len and --output-len are too much together: {limit}; lower them") from None
+        try:
             yield OpenedEngine(engine, machine, bar)
         finally:
             engine.close()
+    info = engine.info
     threads = f"{info.num_threads} thread{'s' if info.num_threads > 1 else ''}"
     click.echo(f"{info.model} · {info.weight_form} · {info.isa} · {threads}")

@@ -87,9 +87,14 @@ class AsyncEngine:
     ) -> AsyncEngine:
         """Starts the process and waits until the model is ready.
 
-        Raises what the process reports (ConfigError, ModelFileError), or EngineDead when it ends without a word.
+        Raises what the process reports (ConfigError, ModelFileError), or EngineDead when it cannot be started or ends
+        without a word.
         """
-        process = await _Process.spawn(command)
+        try:
+            process = await _Process.spawn(command)
+        except OSError as error:
+            reason = (error.strerror or "refused").lower()
+            raise EngineDead(f"the engine process cannot be started: {reason} ({command[0]})") from None
         try:
             process.channel.send(frames.encode(frames.Start(config)))
             info = await _until_ready(process.channel, progress)

@@ -60,8 +60,14 @@ def plan_kv_budget(
     num_blocks, source, is_fixed = _blocks_by_memory(
         config, needed=needed, kv_bytes_per_block=kv_bytes_per_block, available_bytes=available_bytes
     )
+    over: tuple[str, ...] = ()
+    if is_fixed and (num_bytes := num_blocks * kv_bytes_per_block) > available_bytes:
+        over = (
+            f"the KV cache may grow to {num_bytes} bytes ({source}), but {available_bytes} bytes of memory are "
+            "available: requests that fill it may run the machine out of memory",
+        )
     if num_blocks >= needed:
-        return KVBudget(num_blocks, wanted)
+        return KVBudget(num_blocks, wanted, over)
     possible = num_blocks if is_fixed else max(num_blocks, available_bytes // kv_bytes_per_block)
     if asked is None:
         num_blocks = max(num_blocks, min(blocks_for(1), possible))
@@ -69,7 +75,7 @@ def plan_kv_budget(
         if fits == wanted:
             return KVBudget(num_blocks, wanted)
         line = f"max_model_len lowered from {wanted} to {fits} tokens: {source} holds {num_blocks} blocks"
-        return KVBudget(num_blocks, fits, (line,))
+        return KVBudget(num_blocks, fits, (line, *over))
     if possible >= needed:
         line = (
             f"the KV cache may grow to {needed * kv_bytes_per_block} bytes, beyond gpu_memory_utilization "

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from octavo.errors import ModelFileError
-from octavo.loading.model_names import ALIASES, FAKE_MODEL, Progress, parse_hub_id, unknown_model
+from octavo.loading.model_names import ALIASES, FAKE_MODEL, Progress, parse_hub_id, shown_name, unknown_model
 from octavo.loading.pull import pull
 from octavo.loading.store import StoredModel, list_models, remove, stored_path
 
@@ -47,7 +47,7 @@ def resolve(model: str, *, home: Path, progress: Progress | None = None, downloa
     if _on_disk(model):
         path = Path(model).expanduser()
         return _files_at(path, path.stem if path.is_file() else path.resolve().name, home)
-    raise unknown_model(model)
+    raise _not_here(model)
 
 
 def _on_disk(model: str) -> bool:
@@ -55,6 +55,17 @@ def _on_disk(model: str) -> bool:
         return "\x00" not in model and Path(model).expanduser().exists()
     except (OSError, RuntimeError):  # a name too long; a ~user there is not
         return False
+
+
+def _not_here(model: str) -> ModelFileError:
+    """A path that may not be looked at is not one that is not there."""
+    try:
+        Path(model).expanduser().stat()
+    except PermissionError:
+        return ModelFileError(f"{shown_name(model)} cannot be looked at: permission denied on the way there")
+    except (OSError, ValueError, RuntimeError):
+        pass
+    return unknown_model(model)
 
 
 def _files_at(path: Path, name: str, home: Path) -> ModelFiles:

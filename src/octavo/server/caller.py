@@ -61,8 +61,8 @@ class Caller:
         """Raises Forbidden."""
         if not self.is_admin:
             raise Forbidden(
-                "this route is the administrator's; send the key the server was given with OCTAVO_ADMIN_API_KEY or "
-                "--admin-api-key"
+                "this route is the administrator's; send the key the server was given with OCTAVO_ADMIN_API_KEY, "
+                "--admin-api-key, or as admin in its key file"
             )
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -19,6 +19,7 @@ from octavo.server.tools.speech import check_parsers
 
 MAX_STORE = 2**40  # entries or bytes: a larger number is a mistake
 MAX_TIMEOUT_SECONDS = 1e9  # thirty years: a larger number is a mistake
+_OF_ORIGINS = ("allowed_methods", "allowed_headers", "allow_credentials")
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s?#@]+")
 _TOKEN = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,64}")
 
@@ -120,6 +121,10 @@ class ServerConfig:
                 )
         if "*" in self.allowed_origins and self.allow_credentials:
             raise ConfigError("allow_credentials needs named origins, not *; name them", param="allow_credentials")
+        for each in fields(self):
+            if each.name in _OF_ORIGINS and not self.allowed_origins and getattr(self, each.name) != each.default:
+                text = f"{each.name} is about pages of allowed_origins, and there are none; name them, or leave it out"
+                raise ConfigError(text, param=each.name)
         for name in ("allowed_methods", "allowed_headers"):
             for value in getattr(self, name):
                 if value != "*" and not _TOKEN.fullmatch(value):

@@ -93,6 +93,7 @@ def _key(path: Path, number: int, entry: Any) -> Key:
         _refuse(path, f"{where} needs a name")
     if not isinstance(entry.get("admin", False), bool):
         _refuse(path, f"{where}: admin must be true or false")
+    digest = _digest(path, where, entry)
     try:
         terms = KeyTerms(
             entry["name"],
@@ -102,9 +103,9 @@ def _key(path: Path, number: int, entry: Any) -> Key:
             tokens_per_minute=entry.get("tokens_per_minute"),
             kv_share=entry.get("kv_share"),
         )
-        return Key(_digest(path, where, entry), terms)
     except ConfigError as error:
         _refuse(path, f"{where}: {error.message}")
+    return Key(digest, terms)
 
 
 def _digest(path: Path, where: str, entry: dict[str, Any]) -> bytes:
@@ -117,7 +118,10 @@ def _digest(path: Path, where: str, entry: dict[str, Any]) -> bytes:
         return bytes.fromhex(digest)
     if not isinstance(key, str):
         _refuse(path, f"{where}: key must be text")
-    check_key("key", key)
+    try:
+        check_key("key", key)
+    except ConfigError as error:
+        _refuse(path, f"{where}: {error.message}")
     return Key.of(key).digest
 
 

@@ -37,7 +37,7 @@ class KeyTerms:
             value = getattr(self, field)
             is_number = isinstance(value, int | float) and not isinstance(value, bool)
             if value is not None and not (is_number and 0.0 < value <= most):
-                self._refuse(field, f"must be above 0, up to {most:g}")
+                self._refuse(field, f"must be a number above 0, up to {most:,.0f}")
 
     def _refuse(self, field: str, words: str) -> None:
         of = f" of the key {self.name}" if self.name and field != "name" else ""

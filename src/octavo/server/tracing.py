@@ -54,7 +54,8 @@ class Tracer:
             from opentelemetry.sdk.trace.export import BatchSpanProcessor
         except ImportError:
             raise ConfigError(
-                "--otlp-traces-endpoint needs OpenTelemetry, which is not installed; pip install 'octavo[otel]'",
+                "--otlp-traces-endpoint needs OpenTelemetry, which is not installed; pip install opentelemetry-sdk "
+                "opentelemetry-exporter-otlp-proto-http",
                 param="otlp_traces_endpoint",
             ) from None
         exporter = OTLPSpanExporter(endpoint=endpoint, timeout=EXPORT_TIMEOUT_SECONDS)

@@ -41,6 +41,14 @@ class _Worker:
 
     @classmethod
     async def start(cls) -> _Worker:
+        """Raises WorkerEnded where the system has no process or file to give."""
+        try:
+            return await cls._spawn()
+        except OSError:
+            raise WorkerEnded from None
+
+    @classmethod
+    async def _spawn(cls) -> _Worker:
         ours, theirs = socket.socketpair()
         try:
             with theirs:
@@ -130,7 +138,7 @@ class WorkerPool:
         try:
             refusal = await self._set_up(await _Worker.start())
         except (TimeoutError, WorkerEnded):
-            refusal = "it takes too long to start"
+            refusal = "it takes too long to start, or the system starts none"
         if refusal:
             raise ModelFileError(f"a worker process cannot be prepared: {refusal}")
         return self._idle.pop()

@@ -69,6 +69,9 @@ def test_latency_refuses_more_than_the_model_takes() -> None:
     result = run("bench", "latency", "fake", "--input-len", "64", "--kv-cache-memory-bytes", "1")
     assert result.exit_code == 1
     assert result.stderr.count("\n") == 1
+    result = run("bench", "latency", "fake", "--input-len", "64", "--kv-cache-memory-bytes", "300")
+    assert "--input-len and --output-len are too much together: max_model_len is 128, which needs" in result.stderr
+    assert "--max-model-len" not in result.stderr  # which it does not have
 
 
 def test_throughput_counts_what_was_asked_for(tmp_path: Path) -> None:

@@ -86,6 +86,11 @@ def test_a_failed_start_raises_what_the_process_said(mode: str, error: type[Exce
         with_engine(mode, lambda engine: asyncio.sleep(0))
 
 
+def test_a_process_that_the_system_does_not_start_is_told_in_a_line() -> None:
+    with pytest.raises(EngineDead, match=r"cannot be started: no such file or directory \(/nowhere/python\)"):
+        asyncio.run(AsyncEngine.start(EngineConfig(model="fake"), command=("/nowhere/python",)))
+
+
 @pytest.mark.parametrize("mode", ["garbage", "unknown kind", "torn frame", "fatal"])
 def test_an_engine_that_breaks_ends_every_iterator_and_itself(mode: str) -> None:
     async def scenario(engine: AsyncEngine) -> None:

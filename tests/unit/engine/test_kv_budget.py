@@ -40,6 +40,16 @@ def test_an_asked_context_may_take_more_than_the_share() -> None:
     assert len(budget.warnings) == 1
 
 
+@pytest.mark.parametrize("options", [{"kv_cache_memory_bytes": 20 * BLOCK}, {"num_gpu_blocks_override": 20}])
+def test_more_than_the_memory_there_is_gets_a_warning(options: dict[str, int]) -> None:
+    assert plan(20 * BLOCK, **options).warnings == ()
+    for context in (160, 1600):
+        budget = plan(20 * BLOCK - 1, context, **options)
+        assert budget.num_blocks == 20
+        assert f"may grow to {20 * BLOCK} bytes" in budget.warnings[-1]
+        assert f"{20 * BLOCK - 1} bytes of memory are available" in budget.warnings[-1]
+
+
 def test_a_clash_names_the_largest_that_fits() -> None:
     with pytest.raises(ConfigError, match="largest that fits is 112:"):
         plan(10**9, max_model_len=160, kv_cache_memory_bytes=7 * BLOCK + 1)
@@ -50,7 +60,7 @@ def test_a_clash_names_the_largest_that_fits() -> None:
 
 def test_given_memory_is_taken_as_given() -> None:
     assert plan(0, kv_cache_memory_bytes=7 * BLOCK).max_model_len == 112
-    assert plan(0, num_gpu_blocks_override=1000, max_num_seqs=1) == KVBudget(1000, 160)
+    assert plan(10**9, num_gpu_blocks_override=1000, max_num_seqs=1) == KVBudget(1000, 160)
 
 
 def test_a_context_beyond_the_model_is_refused() -> None:
@@ -96,7 +106,7 @@ def test_every_budget_holds_one_full_sequence(
         return
     assert 1 <= budget.max_model_len <= context
     assert budget.num_blocks >= blocks_held(windows, budget.max_model_len, 16, 32)
-    if budget.warnings and asked is None:  # it was lowered no further than need be
+    if any("lowered" in warning for warning in budget.warnings):  # it was lowered no further than need be
         assert budget.num_blocks < blocks_held(windows, budget.max_model_len + 1, 16, 32)
     assert asked in (None, budget.max_model_len)
 

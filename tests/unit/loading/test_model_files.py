@@ -224,6 +224,17 @@ def test_a_link_out_of_home_is_not_followed_by_remove(tmp_path: Path, pip: Path)
     assert (outside / TOY.file_name).exists()
 
 
+def test_a_path_that_may_not_be_looked_at_is_not_called_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: Path, *, follow_symlinks: bool = True) -> None:
+        raise PermissionError(13, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "stat", refuse)  # root, who may run this, may look everywhere
+    with pytest.raises(ModelFileError, match=r"'/shut/model\.gguf' cannot be looked at: permission denied"):
+        resolve("/shut/model.gguf", home=tmp_path)
+
+
 def test_an_unknown_name_lists_what_was_tried_and_the_nearest(tmp_path: Path) -> None:
     with pytest.raises(ModelFileError) as caught:
         resolve("smolm2", home=tmp_path)

@@ -47,5 +47,5 @@ def test_a_share_of_the_server_belongs_to_the_key_else_to_the_user() -> None:
 
 def test_who_is_no_administrator_is_told_how_to_become_one() -> None:
     Caller(is_admin=True).require_admin()
-    with pytest.raises(Forbidden, match="OCTAVO_ADMIN_API_KEY"):
+    with pytest.raises(Forbidden, match="OCTAVO_ADMIN_API_KEY, --admin-api-key, or as admin in its key file"):
         Caller.of_key(b"k").require_admin()

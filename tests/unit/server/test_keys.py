@@ -81,7 +81,10 @@ def test_a_file_gives_each_key_its_terms_and_keeps_none_of_them(tmp_path: Path) 
         ("[[key]]\nname = 'a'\nkey = 5", "key must be text"),
         ("[[key]]\nname = 'a'\nkey = ' hush'", "holds blanks"),
         ("[[key]]\nname = 'a'\nkey = 'hush'\nweigth = 1", "no entry 'weigth'"),
-        ("[[key]]\nname = 'a'\nkey = 'hush'\nweight = 0", "weight of the key a must be above 0"),
+        (
+            "[[key]]\nname = 'a'\nkey = 'hush'\nweight = 0",
+            "weight of the key a must be a number above 0, up to 1,000,000",
+        ),
         ("[[key]]\nname = 'a'\nkey = 'hush'\nweight = true", "weight"),
         ("[[key]]\nname = 'a'\nkey = 'hush'\nkv_share = 1.5", "kv_share"),
         ("[[key]]\nname = 'a'\nkey = 'hush'\nrequests_per_minute = 'many'", "requests_per_minute"),
@@ -100,6 +103,8 @@ def test_a_wrong_file_is_told_with_the_entry_and_never_with_a_key(
     with pytest.raises(ConfigError) as caught:
         read_key_file(write(tmp_path, text))
     assert words in caught.value.message
+    assert caught.value.message.count("--api-key-file") == 1
+    assert caught.value.message.count("key 1") <= 1
     assert "hush" not in caught.value.message
     assert caught.value.param == "api_key_file"
 

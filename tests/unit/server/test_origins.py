@@ -71,7 +71,8 @@ def test_on_an_open_server_a_page_from_elsewhere_is_no_administrator() -> None:
 @pytest.mark.parametrize(
     "fields",
     [{"allowed_origins": ("example.org",)}, {"allowed_origins": ("https://a/b",)}, {"allowed_origins": ("null",)},
-     {"allowed_origins": ("*",), "allow_credentials": True}, {"allowed_methods": ("GET POST",)}, {"allowed_headers": ("a\nb",)}],
+     {"allowed_origins": ("*",), "allow_credentials": True}, {"allow_credentials": True},
+     {"allowed_methods": ("GET",)}, {"allowed_headers": ("x-a",)}, {"allowed_methods": ("GET POST",)}, {"allowed_headers": ("a\nb",)}],
 )  # fmt: skip
 def test_what_is_no_origin_is_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):

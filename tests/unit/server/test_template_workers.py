@@ -10,6 +10,7 @@ import pytest
 
 from octavo.errors import BadRequest, ModelFileError
 from octavo.loading.fake_tokenizer import FAKE_CHAT_TEMPLATE
+from octavo.server import worker_pool
 from octavo.server.limits import Limits
 from octavo.server.template_workers import TemplateWorkers
 from support.http_site import MESSAGES, run
@@ -40,6 +41,20 @@ def test_it_renders_what_the_template_says_and_keeps_its_worker() -> None:
             expected = f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\nglad"
             assert await render(made, [{"role": "user", "content": text}], mood="glad") == expected
         assert pids(made) == before
+        await made.close()
+
+    run(go())
+
+
+def test_a_system_that_starts_no_process_costs_the_one_request_a_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def go() -> None:
+        made = workers("ok")
+        with monkeypatch.context() as patch:
+            patch.setattr(worker_pool, "WORKER_COMMAND", ("/nowhere/python",))
+            for _ in range(Limits().num_render_workers + 1):
+                with pytest.raises(ModelFileError, match="the system starts none"):
+                    await render(made)
+        assert await render(made) == "ok"
         await made.close()
 
     run(go())

@@ -191,4 +191,4 @@ def test_nothing_of_it_is_imported_before_it_is_asked_for_and_its_absence_is_sai
         "    print(error.message)\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert "pip install 'octavo[otel]'" in done.stdout
+    assert "pip install opentelemetry-sdk" in done.stdout
