@@ -102,17 +102,18 @@ def _rows(info: EngineInfo, names: tuple[str, ...]) -> list[tuple[str, str]]:
             "KV cache",
             f"up to {size(info.kv_cache_bytes)}, {info.kv_dtype}: {info.num_blocks:,} blocks of {info.block_size}",
         ),
-        ("fits", f"{tokens:,} tokens, or {_count(whole)} sequences of {info.max_model_len:,} tokens (max_model_len)"),
+        ("fits", f"{tokens:,} tokens, or {_sequences(whole)} of {info.max_model_len:,} tokens (max_model_len)"),
         (
             "steps",
-            f"up to {info.max_num_seqs} sequences, {info.max_num_batched_tokens} tokens; prefix caching {caching}",
+            f"up to {_sequences(info.max_num_seqs)}, {info.max_num_batched_tokens} tokens; prefix caching {caching}",
         ),
     ]
 
 
-def _count(number: float) -> str:
-    """64.0 as 64, 63.87 as 63.9: a whole number needs no decimal."""
-    return f"{number:,.1f}".removesuffix(".0")
+def _sequences(number: float) -> str:
+    """64.0 as 64, 63.87 as 63.9: a whole number needs no decimal; and one needs no plural."""
+    words = f"{number:,.1f}".removesuffix(".0")
+    return f"{words} {'sequence' if words == '1' else 'sequences'}"
 
 
 def config_warnings(config: ServerConfig) -> tuple[str, ...]:

@@ -242,6 +242,14 @@ def test_an_unknown_name_lists_what_was_tried_and_the_nearest(tmp_path: Path) ->
         assert part in caught.value.message
 
 
+def test_what_is_here_needs_no_fetching(tmp_path: Path) -> None:
+    (tmp_path / "m.gguf").write_bytes(CONTENT)
+    for name, words in (("fake", "built in"), (str(tmp_path / "m.gguf"), "is a path, and there already")):
+        with pytest.raises(ModelFileError, match=words):
+            pull(name, home=tmp_path / "home")
+    assert not (tmp_path / "home").exists()
+
+
 def test_fake_is_no_file(tmp_path: Path) -> None:
     files = resolve("fake", home=tmp_path)
     assert (files.kind, files.path, files.name) == ("fake", None, "fake")

@@ -4,12 +4,15 @@ import sys
 
 import pytest
 
-from octavo.server.screen import STOPPING, Screen, _count
+from octavo.server.screen import STOPPING, Screen, _sequences
 
 
-@pytest.mark.parametrize(("number", "words"), [(64.0, "64"), (63.87, "63.9"), (1024.0, "1,024"), (10.0, "10")])
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [(64.0, "64 sequences"), (63.87, "63.9 sequences"), (1024, "1,024 sequences"), (1.0, "1 sequence")],
+)
 def test_a_whole_number_of_sequences_has_no_decimal(number: float, words: str) -> None:
-    assert _count(number) == words
+    assert _sequences(number) == words
 
 
 def test_a_full_disk_under_the_log_ends_no_server(monkeypatch: pytest.MonkeyPatch) -> None:
