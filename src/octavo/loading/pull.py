@@ -23,7 +23,7 @@ from typing import Final
 from octavo.errors import ModelFileError
 from octavo.loading.gguf import describe_os_error
 from octavo.loading.hub import fetch_hub_model
-from octavo.loading.model_names import ALIASES, FAKE_MODEL, Alias, Progress, parse_hub_id, shown_name
+from octavo.loading.model_names import ALIASES, FAKE_MODEL, Alias, Progress, parse_hub_id
 from octavo.loading.store import model_folder, stored_path
 
 _POLL_SECONDS: Final = 0.1
@@ -39,8 +39,6 @@ def pull(name: str, *, home: Path, progress: Progress | None = None) -> Path:
     """Returns the model's file or folder; at once when it is there. Raises ModelFileError saying what failed."""
     if name == FAKE_MODEL:
         raise ModelFileError(f"{name} is built in; there is nothing to fetch")
-    if name not in ALIASES and parse_hub_id(name) is None and os.path.exists(name):
-        raise ModelFileError(f"{shown_name(name)} is a path, and there already; serve it as it is")
     report = progress or _silent
     path = stored_path(name, home)
     if path is not None:
