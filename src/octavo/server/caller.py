@@ -7,6 +7,7 @@ cache_salt their clients choose (the parts are typed and length-prefixed); witho
 
 from __future__ import annotations
 
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import TYPE_CHECKING
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from octavo.server.rates import Meter
 
 CLIENT_HASH_CHARS = 12
+_owner_of_task: ContextVar[str] = ContextVar("owner_of_task", default="")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,16 @@ class Caller:
                 "this route is the administrator's; send the key the server was given with OCTAVO_ADMIN_API_KEY, "
                 "--admin-api-key, or as admin in its key file"
             )
+
+
+def note_owner(owner: str) -> None:
+    """Whose request this task, and each that it starts, works for."""
+    _owner_of_task.set(owner)
+
+
+def owner_of_task() -> str:
+    """For what is shared out among keys far below the routes; "" where nobody can be told from anybody."""
+    return _owner_of_task.get()
 
 
 def _digest(*parts: bytes) -> str:

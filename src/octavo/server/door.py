@@ -31,7 +31,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from octavo.engine.c_heap import c_heap_trim
 from octavo.errors import NotFound, OctavoError, QueueFull, TooLarge, Unauthorized
-from octavo.server.caller import Caller
+from octavo.server.caller import Caller, note_owner
 from octavo.server.dialects import is_anthropic
 from octavo.server.errors import ClientGone, PayloadError, error_response, internal_response, log_fault
 from octavo.server.heap import HeapTrimmer
@@ -43,6 +43,7 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 OPEN_PATHS = frozenset({"/health", "/ping", "/version"})  # asked by probes, which hold no key
 REQUESTS_PREFIX = "/v1/requests/"  # what the administrator does with them is no work: it may end a drain sooner
 _SERVED_ALWAYS = OPEN_PATHS | {"/metrics", "/docs", "/openapi.json"}  # also while loading
+_WORTH_A_LOOK = 2**14  # bytes of a body: reading it costs more than to look whether anybody waits for that
 _METHODS_WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
 _PROXY_HEADERS = frozenset({b"forwarded", b"x-forwarded-for", b"x-forwarded-host", b"x-real-ip", b"via"})
 
@@ -112,6 +113,7 @@ class Door:
             self._check_headers(scope)
             self._check_host(scope)
             inner["octavo.caller"] = caller = self._check_key(scope)
+            note_owner(caller.owner)
             if visit is not None:
                 visit.client = caller.client_id(None)
             _check_path(scope)
@@ -119,7 +121,9 @@ class Door:
             with self._bodies.body() as grow:
                 if scope["method"] in _METHODS_WITH_BODY and scope["path"] not in OPEN_PATHS:
                     _check_encoding(scope)
-                    inner["octavo.body"] = await read_body(scope, receive, self._limits, grow)
+                    inner["octavo.body"] = body = await read_body(scope, receive, self._limits, grow)
+                    if len(body) > _WORTH_A_LOOK:
+                        await _check_client(receive)
                 await self._app(inner, receive, answer.send)
         except ClientGone:
             return
@@ -301,6 +305,15 @@ async def read_body(scope: Scope, receive: Receive, limits: Limits, grow: Callab
             chunks.append(chunk)
         if not message.get("more_body", False):
             return b"".join(chunks)
+
+
+async def _check_client(receive: Receive) -> None:
+    """Raises ClientGone where the client left with its body's last byte: many that do so queue up, and each of them
+    would be read and validated for nobody."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(0):
+            if (await receive())["type"] == "http.disconnect":
+                raise ClientGone
 
 
 def _too_large(limits: Limits) -> NoReturn:

@@ -1,8 +1,10 @@
 """Processes for work that a client's text may make endless, so that it can be killed.
 
-Refuses (BadRequest) work that takes longer than its deadline or too much memory. Invariants: a worker does one piece of
-work at a time and is killed when that one is late or nobody waits for it any more; hostile work holds one of several
-workers, for a bounded time. Knows no template and no grammar: `template_workers.py` and `grammar_workers.py` do.
+Refuses (BadRequest) work that takes longer than its deadline or too much memory, and (QueueFull) more waiting for one
+key than `MAX_WAITING`. Keys take turns (turns.py). Invariants: a worker does one piece of work at a time and is killed
+when that one is late, or when nobody waits for it any more and it does not end in the time that a new worker would take
+to start: clients that come and leave cost no processes; hostile work holds one of several workers, for a bounded time.
+Knows no template and no grammar: `template_workers.py` and `grammar_workers.py` do.
 """
 
 from __future__ import annotations
@@ -12,9 +14,12 @@ import contextlib
 import socket
 import sys
 from pathlib import Path
+from typing import Final
 
 from octavo.errors import BadRequest, ModelFileError
 from octavo.server import worker_frames as frames
+from octavo.server.caller import owner_of_task
+from octavo.server.turns import Turns
 
 _START = (
     "import sys; sys.argv[2] in sys.path or sys.path.insert(0, sys.argv[2]); "
@@ -23,6 +28,8 @@ _START = (
 WORKER_COMMAND = (sys.executable, "-P", "-c", _START)  # arguments: the socket, the folder this package lies in
 _PACKAGE_ROOT = str(Path(__file__).resolve().parents[2])
 _START_TIMEOUT_SECONDS = 30.0
+MAX_WAITING: Final = 1024
+GRACE_SECONDS: Final = 0.5  # for work that nobody waits for any more
 
 
 class WorkerEnded(Exception):
@@ -96,37 +103,61 @@ class WorkerPool:
     def __init__(self, setup: frames.Setup, *, num_workers: int, timeout_seconds: float) -> None:
         self._setup = setup
         self._timeout_seconds = timeout_seconds
-        self._places = asyncio.Semaphore(num_workers)
+        self._turns = Turns(num_workers, max_waiting=MAX_WAITING)
         self._idle: list[_Worker] = []
+        self._works: set[asyncio.Task[frames.FromWorker]] = set()
 
     async def start_one(self) -> str:
         """Starts a worker. What it refuses its setup with, "" when it is ready. Raises TimeoutError, WorkerEnded."""
-        async with self._places:
+        await self._turns.take("")
+        try:
             worker = await _Worker.start()
             return await self._set_up(worker)
+        finally:
+            self._turns.give_back()
 
     async def ask(self, request: frames.ToWorker, *, what: str, advice: str, param: str) -> frames.FromWorker:
-        """`what` and `advice` are for the message when it takes too much. Raises BadRequest, or ModelFileError where
-        the workers refuse their setup."""
-        async with self._places:
-            worker = await self._ready_worker()
-            try:
-                async with asyncio.timeout(self._timeout_seconds):
-                    answer = await worker.ask(request)
-            except BaseException as error:
-                await asyncio.shield(worker.kill())
-                if isinstance(error, TimeoutError):
-                    text = f"{what} took longer than {self._timeout_seconds:g} seconds; {advice}"
-                    raise BadRequest(text, param=param) from None
-                if isinstance(error, WorkerEnded):
-                    raise BadRequest(f"{what} took too much memory or time; {advice}", param=param) from None
-                raise
-            self._idle.append(worker)  # only after a clean answer
-            return answer
+        """`what` and `advice` are for the message when it takes too much. Raises BadRequest, QueueFull, or
+        ModelFileError where the workers refuse their setup."""
+        await self._turns.take(owner_of_task())
+        work = asyncio.create_task(self._work(request))
+        self._works.add(work)
+        work.add_done_callback(self._end)
+        try:
+            return await asyncio.shield(work)
+        except TimeoutError:
+            text = f"{what} took longer than {self._timeout_seconds:g} seconds; {advice}"
+            raise BadRequest(text, param=param) from None
+        except WorkerEnded:
+            raise BadRequest(f"{what} took too much memory or time; {advice}", param=param) from None
+        except asyncio.CancelledError:
+            asyncio.get_running_loop().call_later(GRACE_SECONDS, work.cancel)
+            raise
 
     async def close(self) -> None:
+        for work in self._works:
+            work.cancel()
+        await asyncio.gather(*self._works, return_exceptions=True)
         while self._idle:
             await self._idle.pop().kill()
+
+    async def _work(self, request: frames.ToWorker) -> frames.FromWorker:
+        """Raises TimeoutError, WorkerEnded, ModelFileError."""
+        worker = await self._ready_worker()
+        try:
+            async with asyncio.timeout(self._timeout_seconds):
+                answer = await worker.ask(request)
+        except BaseException:
+            await asyncio.shield(worker.kill())
+            raise
+        self._idle.append(worker)  # only after a clean answer
+        return answer
+
+    def _end(self, work: asyncio.Task[frames.FromWorker]) -> None:
+        self._works.discard(work)
+        self._turns.give_back()
+        if not work.cancelled():
+            work.exception()  # it was heard, also where nobody waits
 
     async def _ready_worker(self) -> _Worker:
         """One that lives: what ended it while it was idle (a system short of memory) is not the client's fault."""

@@ -278,6 +278,24 @@ def test_nothing_is_read_from_a_stranger(path: str) -> None:
     run(go())
 
 
+def test_a_large_body_whose_client_left_is_not_looked_at() -> None:
+    messages = [{"type": "http.request", "body": b"no JSON " * 4000, "more_body": False}, {"type": "http.disconnect"}]
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        return messages.pop(0)
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def go() -> None:
+        async with site() as here:
+            await here.app(scope_of("POST", COMPLETIONS, [JSON]), receive, send)
+        assert not sent
+
+    run(go())
+
+
 def test_a_compressed_body_is_refused() -> None:
     async def go() -> None:
         async with site() as here:

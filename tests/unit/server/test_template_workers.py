@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from octavo.errors import BadRequest, ModelFileError
+from octavo.errors import BadRequest, ModelFileError, QueueFull
 from octavo.loading.fake_tokenizer import FAKE_CHAT_TEMPLATE
 from octavo.server import worker_pool
+from octavo.server.caller import note_owner
 from octavo.server.limits import Limits
 from octavo.server.template_workers import TemplateWorkers
 from support.http_site import MESSAGES, run
@@ -152,6 +153,69 @@ def test_a_cancelled_render_leaves_no_worker_with_a_stale_answer() -> None:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
             assert await render(made, [{"role": "user", "content": "mine"}]) == "mine"
+        await made.close()
+
+    run(go())
+
+
+def test_clients_that_come_and_leave_cost_no_worker() -> None:
+    """A worker that is killed for each of them is a process to start for the next, and cheap to ask for."""
+
+    async def go() -> None:
+        made = workers("{{ messages[0]['content'] }}", num_render_workers=1)
+        await made.check()
+        before = pids(made)
+        for _ in range(20):
+            task = asyncio.create_task(render(made, [{"role": "user", "content": "x" * 100_000}]))
+            while not made._pool._works:
+                await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        assert await render(made) == MESSAGES[0]["content"]
+        assert pids(made) == before
+        await made.close()
+
+    run(go())
+
+
+def test_work_that_nobody_waits_for_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("octavo.server.worker_pool.GRACE_SECONDS", 0.0)
+
+    async def go() -> None:
+        made = workers("{% if messages[0]['content'] == 'evil' %}" + ENDLESS + "{% endif %}ok", num_render_workers=1)
+        await made.check()
+        before = pids(made)
+        evil = asyncio.create_task(render(made, [{"role": "user", "content": "evil"}]))
+        while not made._pool._works:
+            await asyncio.sleep(0)
+        evil.cancel()
+        assert await render(made) == "ok"
+        assert pids(made) != before
+        await made.close()
+
+    run(go())
+
+
+def test_a_key_does_not_wait_behind_all_that_another_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("octavo.server.worker_pool.MAX_WAITING", 20)
+
+    async def go() -> None:
+        made = workers("ok", num_render_workers=1)
+        await made.check()
+        order: list[str] = []
+
+        async def ask(owner: str) -> None:
+            note_owner(owner)
+            await render(made)
+            order.append(owner)
+
+        evil = [asyncio.create_task(ask("evil")) for _ in range(21)]
+        await asyncio.sleep(0)
+        good = [asyncio.create_task(ask("good")) for _ in range(2)]
+        with pytest.raises(QueueFull):
+            await asyncio.create_task(ask("evil"))
+        await asyncio.gather(*evil, *good)
+        assert order[:5] == ["evil", "evil", "good", "evil", "good"]
         await made.close()
 
     run(go())
