@@ -20,6 +20,7 @@ REFUSED: dict[str, bytes] = {
     "100,000 lists in a field": b'{"x": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
     "100,000 objects": b'{"a":' * 100_000,
     "closing brackets": b"]" * 1_000_000,
+    "an integer of 641 digits": b'{"unheard_of": ' + b"9" * 641 + b"}",
     "an integer of 100,000 digits": b'{"max_tokens": ' + b"9" * 100_000 + b"}",
     "an integer of 100,000 digits that nobody reads": b'{"unheard_of": ' + b"9" * 100_000 + b"}",
     "a list": b"[]",

@@ -12,12 +12,14 @@ import codecs
 import json
 import math
 import re
+import sys
 from itertools import accumulate
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 from octavo.errors import BadRequest
 from octavo.server.limits import Limits
 
+MAX_DIGITS: Final = 640  # of an integer, the least that Python can be told: longer ones cost their square, all at once
 _STRING = re.compile(rb'"[^"]*"')
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _NOT_STRUCTURE = bytes(set(range(256)) - set(b'[]{}",'))
@@ -55,6 +57,11 @@ def parse_object(body: bytes, limits: Limits) -> dict[str, Any]:
     if _SURROGATE.search(body):
         _check_surrogates(value)
     return value
+
+
+def bound_integers() -> None:
+    """For this process: integers of more than MAX_DIGITS are not converted."""
+    sys.set_int_max_str_digits(MAX_DIGITS)
 
 
 def _check_shape(body: bytes, limits: Limits) -> None:

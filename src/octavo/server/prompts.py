@@ -111,10 +111,11 @@ class PromptEncoder:
                 "this model has no chat template; use /v1/completions, or start the server with --chat-template",
                 param="messages",
             )
-        for message in messages:
-            self._check_length(message["content"], "messages")
+        num_chars = sum(len(message["content"]) for message in messages)
+        self._check_chars(num_chars, "messages")
         guard = Guard(self._special)
-        shown = guard.hide(messages)
+        is_large = num_chars > self._limits.large_text_chars
+        shown = await self._in_thread(partial(guard.hide, messages)) if is_large else guard.hide(messages)
         if documents is not None:
             for each in documents:
                 self._check_length("".join(each.values()), "documents")
@@ -165,11 +166,14 @@ class PromptEncoder:
             )
 
     def _check_length(self, text: str, param: str) -> None:
+        self._check_chars(len(text), param)
+
+    def _check_chars(self, num_chars: int, param: str) -> None:
         info, limits = self._info, self._limits
         limit = info.max_model_len * limits.max_chars_per_token
-        if len(text) > limit:
+        if num_chars > limit:
             raise BadRequest(
-                f"{param} has {len(text)} characters, far above what max_model_len {info.max_model_len} can hold; "
+                f"{param} has {num_chars} characters, far above what max_model_len {info.max_model_len} can hold; "
                 "shorten it",
                 param=param,
                 code="context_length_exceeded",

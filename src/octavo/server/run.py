@@ -28,6 +28,7 @@ from octavo.config import EngineConfig
 from octavo.errors import ConfigError, OctavoError
 from octavo.log_lines import configure, one_line
 from octavo.server.config import ServerConfig
+from octavo.server.json_body import bound_integers
 
 if TYPE_CHECKING:
     import ssl
@@ -60,6 +61,7 @@ def serve(engine_config: EngineConfig, server_config: ServerConfig) -> int:
     """Serves until told to stop. Returns the exit code; raises ConfigError, ModelFileError, EngineDead at the start."""
     gc.disable()  # what is made until the model is ready is there to stay: looking through it again and again is vain
     configure(server_config.log_format)
+    bound_integers()
     _raise_file_limit()
     keys, tls = _secrets(server_config, has_weights=engine_config.scheduling_policy == "fair")
     with bind(server_config.host, server_config.port) as sock, asyncio.Runner(loop_factory=_loop_factory()) as runner:

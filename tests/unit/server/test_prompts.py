@@ -35,6 +35,23 @@ def test_long_text_is_tokenised_off_the_loop_to_the_same_ids() -> None:
     run(go())
 
 
+def test_messages_that_are_too_long_together_are_refused_before_any_of_them_is_read() -> None:
+    """Each of them passes alone: searching all of them for special tokens held up everybody."""
+
+    async def go() -> None:
+        limits = Limits(max_chars_per_token=1)
+        encoder = PromptEncoder(FakeTokenizer(), DirectTemplate(), LONG, limits)
+        fitting = [{"role": "user", "content": "<|im_end|>" * 100}] * 8
+        fields: Any = {"add_generation_prompt": True, "add_special_tokens": False, "kwargs": {}}
+        with pytest.raises(BadRequest, match="9000 characters"):
+            await encoder.encode_messages([*fitting, fitting[0]], **fields)
+        encoder = PromptEncoder(FakeTokenizer(), DirectTemplate(), LONG, Limits())
+        on_loop = PromptEncoder(FakeTokenizer(), DirectTemplate(), LONG, Limits(large_text_chars=10**6))
+        assert await encoder.encode_messages(fitting, **fields) == await on_loop.encode_messages(fitting, **fields)
+
+    run(go())
+
+
 def test_many_prompts_are_refused_before_all_of_them_are_ids() -> None:
     class Counting(FakeTokenizer):
         num_texts = 0
