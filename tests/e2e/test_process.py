@@ -164,7 +164,7 @@ def test_a_second_signal_stops_at_once(server: ServerProcess) -> None:
     if reader.is_alive():
         server.process.send_signal(signal.SIGINT)
         reader.join(10)
-        assert '"error"' in reader.lines[-1] or reader.lines[-1] == "data: [DONE]"
+        assert '"code":"draining"' in reader.lines[-1] or reader.lines[-1] == "data: [DONE]"
     assert server.wait(20) in (0, 130)
     assert not [child for child in children if child.is_running() and child.status() != "zombie"]
 

@@ -208,7 +208,7 @@ class AsyncEngine:
         if timeout_seconds is None:
             timeout_seconds = TIER_STOP_TIMEOUT_SECONDS if self.info.kv_tiers else STOP_TIMEOUT_SECONDS
         self._is_stopping = True
-        self._fail_all(EngineDead("the server is shutting down; try another one"))
+        self._fail_all(EngineDead("the server is shutting down; try another one", code="draining"))
         await self._process.end(timeout_seconds=timeout_seconds)
 
     @property

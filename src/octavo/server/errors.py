@@ -24,6 +24,7 @@ from starlette.responses import Response
 from octavo.errors import EngineDead, OctavoError, QueueFull
 from octavo.log_lines import one_line
 from octavo.server.dialects import translated
+from octavo.server.findings import describe
 
 logger = logging.getLogger("octavo.server")
 
@@ -139,12 +140,9 @@ def install(app: FastAPI) -> None:
     async def validation(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
         found = error.errors()[0]
-        name, text = str(found["loc"][-1]), str(found["msg"])
-        body = envelope(
-            f"{name} in the path or the query is not valid: {text[:1].lower()}{text[1:]}",
-            error_type="invalid_request_error",
-            param=name,
-        )
+        name = str(found["loc"][-1])
+        text = f"{name} in the path or the query {describe(found)}"
+        body = envelope(text, error_type="invalid_request_error", param=name)
         return json_response(translated(body, 400, request.url.path), 400)
 
     app.add_exception_handler(OctavoError, ours)

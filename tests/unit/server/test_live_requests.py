@@ -48,8 +48,15 @@ def test_what_lives_is_told_to_the_administrator_with_whose_it_is() -> None:
             assert len({each.id for each in found.data}) == 2
             assert all(each.client.startswith("key-") and each.age_seconds >= 0 for each in found.data)
             assert len((await listed(here, ADMIN, "?limit=2")).data) == 2
-            for bad in ("0", "-1", "501", "x", ""):
-                check_error(await here.client.get(f"/v1/requests?limit={bad}", headers=ADMIN), 400)
+            for bad, words in (
+                ("0", "must be at least 1"),
+                ("-1", "must be at least 1"),
+                ("501", "must be at most 500"),
+                ("x", "must be a whole number"),
+                ("", "must be a whole number"),
+            ):
+                error = check_error(await here.client.get(f"/v1/requests?limit={bad}", headers=ADMIN), 400)
+                assert error["message"] == f"limit in the path or the query {words}"
             here.engine.running.set()
             assert [(await task).status_code for task in tasks] == [200, 200]
             assert (await listed(here, ADMIN)).total == 0

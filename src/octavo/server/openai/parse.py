@@ -17,11 +17,12 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from octavo.errors import BadRequest, short_number
+from octavo.errors import BadRequest
 from octavo.log_lines import one_line
 from octavo.server.counts import check_counts
 from octavo.server.dialects import is_ollama
 from octavo.server.errors import PayloadError
+from octavo.server.findings import describe
 from octavo.server.json_body import parse_object
 from octavo.server.limits import Limits
 from octavo.server.openai.schemas import neutral_reason, neutral_values
@@ -33,21 +34,6 @@ MAX_LOGGED_NAMES = 256
 MAX_NAME_CHARS = 64
 
 Schema = TypeVar("Schema", bound=BaseModel)
-
-_TEXTS = {
-    "missing": "is needed",
-    "int_type": "must be a whole number",
-    "float_type": "must be a number",
-    "finite_number": "must be a finite number",
-    "string_type": "must be a string",
-    "string_unicode": "must be text of whole characters",
-    "bool_type": "must be true or false",
-    "list_type": "must be a list",
-    "dict_type": "must be an object",
-    "model_type": "must be an object",
-    "model_attributes_type": "must be an object",
-    "extra_forbidden": "is not known here; leave it out",
-}
 
 _UNION_TYPES = ("string_type", "list_type")
 _UNION_TAGS = ("str", "list[str]", "list[int]", "list[list[int]]", "list[ContentPart]", "list[Block]", "list[Part]")
@@ -172,7 +158,7 @@ def _bad_request(schema: type[BaseModel], findings: list[ErrorDetails]) -> BadRe
             field = schema.model_fields.get(name) if len(loc) == 2 else None
             text = field.description if field is not None and field.description else "a string or a list"
             return BadRequest(f"{_path(loc)} must be {text}", param=name)
-    return BadRequest(f"{_path(first['loc'])} {_describe(first)}", param=name or None)
+    return BadRequest(f"{_path(first['loc'])} {describe(first)}", param=name or None)
 
 
 def _path(loc: tuple[int | str, ...]) -> str:
@@ -184,28 +170,3 @@ def _path(loc: tuple[int | str, ...]) -> str:
         elif part.isidentifier() and part not in ("str", "int", "float", "bool"):
             path += f".{part}" if path else part
     return one_line(path, 128)
-
-
-def _describe(finding: ErrorDetails) -> str:
-    """Of the input only numbers are said again: a text may be huge, and it is the client's own."""
-    kind, bounds, given = finding["type"], finding.get("ctx", {}), finding["input"]
-    number = f"is {short_number(given)}; it " if isinstance(given, int | float) else ""
-    match kind:
-        case "greater_than_equal":
-            return f"{number}must be at least {bounds['ge']}"
-        case "greater_than":
-            return f"{number}must be above {bounds['gt']}"
-        case "less_than_equal":
-            return f"{number}must be at most {bounds['le']}"
-        case "too_long":
-            return f"has too many entries, the limit is {bounds['max_length']}; send fewer"
-        case "too_short":
-            return f"must have at least {bounds['min_length']} entry"
-        case "string_too_long":
-            return f"is too long, the limit is {bounds['max_length']} characters; shorten it"
-        case "string_too_short":
-            return "must not be empty"
-        case "literal_error":
-            return f"must be {bounds['expected']}"
-        case _:
-            return _TEXTS.get(kind, "is not valid")
