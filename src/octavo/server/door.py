@@ -44,6 +44,7 @@ OPEN_PATHS = frozenset({"/health", "/ping", "/version"})  # asked by probes, whi
 REQUESTS_PREFIX = "/v1/requests/"  # what the administrator does with them is no work: it may end a drain sooner
 _SERVED_ALWAYS = OPEN_PATHS | {"/metrics", "/docs", "/openapi.json"}  # also while loading
 _WORTH_A_LOOK = 2**14  # bytes of a body: reading it costs more than to look whether anybody waits for that
+_LOOKS = 8  # turns of the event loop: to read on, to hear of the end, to tell it
 _METHODS_WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
 _PROXY_HEADERS = frozenset({b"forwarded", b"x-forwarded-for", b"x-forwarded-host", b"x-real-ip", b"via"})
 
@@ -310,10 +311,16 @@ async def read_body(scope: Scope, receive: Receive, limits: Limits, grow: Callab
 async def _check_client(receive: Receive) -> None:
     """Raises ClientGone where the client left with its body's last byte: many that do so queue up, and each of them
     would be read and validated for nobody."""
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(0):
-            if (await receive())["type"] == "http.disconnect":
-                raise ClientGone
+    news = asyncio.ensure_future(receive())
+    try:
+        for _ in range(_LOOKS):
+            await asyncio.sleep(0)
+            if news.done():
+                break
+    finally:
+        news.cancel()
+    if news.done() and not news.cancelled() and news.result()["type"] == "http.disconnect":
+        raise ClientGone
 
 
 def _too_large(limits: Limits) -> NoReturn:

@@ -348,6 +348,23 @@ def test_an_upgrade_is_not_followed_wherever_the_network_cuts_it(cut: int) -> No
     assert whole + held == sent.replace(b"\r\nUpgrade:", b"\r\nx-upgrade:", 1)
 
 
+def test_a_request_whose_client_left_behind_it_is_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked_at: list[int] = []
+    monkeypatch.setattr("octavo.server.openai.parse.parse_object", lambda body, _: looked_at.append(len(body)) or {})
+    head = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 100000\r\n\r\n"
+
+    async def go() -> None:
+        async with listening() as port:
+            for _ in range(10):
+                with socket.create_connection(("127.0.0.1", port)) as sock:  # all of it is here before the loop turns
+                    sock.sendall(head + b" " * 100_000)
+            answer = await talk(port, head.replace(b"Host", b"Connection: close\r\nHost") + b" " * 100_000)
+            assert answer.startswith(b"HTTP/1.1 400 ")
+        assert looked_at == [100_000]
+
+    run(go())
+
+
 def test_nothing_is_read_behind_an_upgrade_that_the_parser_met() -> None:
     """It stands in the second of two requests that came together: neither its body nor what follows is a request."""
     first = b"GET /version HTTP/1.1\r\nHost: localhost\r\n\r\n"
