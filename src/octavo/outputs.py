@@ -96,6 +96,7 @@ class RequestTimings:
     num_preemptions: int = 0
     preempted_seconds: float = 0.0  # in the queue after it had run, because it gave way or its samples did
     prefill_preempted_seconds: float = 0.0  # of these, before its first token
+    num_drawn_tokens: int = 0  # over all samples, or over all beams of every step, whether given out or not
 
 
 class PromptProgress(Struct, frozen=True, gc=False):

@@ -259,6 +259,8 @@ class OutputProcessor:
         self.counters.request_success[reason] += 1
         request = state.request
         preempted = request.preempted_until(now)
+        num_tokens = sum(each.num_tokens for each in state.samples)
+        search = request.search
         return RequestTimings(
             arrival_time=request.arrival_time,
             first_scheduled_time=request.started_time,
@@ -266,7 +268,7 @@ class OutputProcessor:
             finished_time=now,
             num_prompt_tokens=len(request.prompt_token_ids),
             num_cached_tokens=state.num_cached_tokens,
-            num_generation_tokens=sum(each.num_tokens for each in state.samples),
+            num_generation_tokens=num_tokens,
             max_num_generation_tokens=max(each.num_tokens for each in state.samples),
             num_samples=request.sampling.n,
             max_tokens=request.sampling.max_tokens or 0,
@@ -274,6 +276,7 @@ class OutputProcessor:
             num_preemptions=request.num_preemptions,
             preempted_seconds=preempted,
             prefill_preempted_seconds=preempted if state.first_token_time is None else state.prefill_preempted_seconds,
+            num_drawn_tokens=num_tokens if search is None else search.num_tokens * search.rules.width,
         )
 
 

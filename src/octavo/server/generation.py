@@ -94,6 +94,7 @@ class Generation:
         self._limits = limits
         self._metrics = metrics
         self._prompts_seen: set[int] = set()
+        self._prompts_taken: set[int] = set()  # by the engine, as far as is known
         self._meter = meter
         self._is_fork = num_shared_tokens is not None
         self._was_run = self._has_failed = False
@@ -135,7 +136,7 @@ class Generation:
                 async for step in steps:
                     yield step
         except QueueFull:
-            self._charge(-self.usage.prompt_tokens)  # it was not taken
+            self._give_back_prompts()
             raise
         finally:
             if is_alone:
@@ -145,6 +146,15 @@ class Generation:
         """Raises RateLimited."""
         if self._meter is not None:
             self._meter.take_prompt(self.usage.prompt_tokens)
+
+    def _give_back_prompts(self) -> None:
+        """Of those that were not taken; what is shared by all is not given back once one was."""
+        if self._is_fork:
+            self._charge(0 if self._prompts_taken else -self.usage.prompt_tokens)
+            return
+        for number, request in enumerate(self._requests):
+            if number not in self._prompts_taken:
+                self._charge(-len(request.prompt_token_ids))
 
     def _charge(self, num_tokens: int) -> None:
         if self._meter is not None:
@@ -172,13 +182,24 @@ class Generation:
         return answers
 
     async def _one(self, number: int) -> AsyncGenerator[Step, None]:
-        async with aclosing(self._loaded.engine.generate(self._requests[number])) as batches:
-            async for deltas in batches:
-                for delta in deltas:
-                    self._count(number, delta)
-                for delta in deltas:
-                    self._check(number, delta)
-                yield number, deltas
+        request = self._requests[number]
+        ahead = _most_unseen(request, self._loaded.info.max_model_len)
+        self._charge(ahead)
+        self._prompts_taken.add(number)
+        try:
+            async with aclosing(self._loaded.engine.generate(request)) as batches:
+                async for deltas in batches:
+                    for delta in deltas:
+                        self._count(number, delta)
+                        if ahead and delta.timings is not None:
+                            self._charge(delta.timings.num_drawn_tokens - ahead)
+                    for delta in deltas:
+                        self._check(number, delta)
+                    yield number, deltas
+        except QueueFull:
+            self._prompts_taken.discard(number)
+            self._charge(-ahead)
+            raise
 
     def _count(self, number: int, delta: SequenceDelta) -> None:
         if number not in self._prompts_seen:
@@ -188,7 +209,8 @@ class Generation:
                 self.usage.cached_tokens += delta.num_cached_tokens
             self._prompts_seen.add(number)
         self.usage.completion_tokens += len(delta.token_ids)
-        self._charge(len(delta.token_ids))
+        if not _draws_unseen(self._requests[number].sampling):
+            self._charge(len(delta.token_ids))
         if delta.timings is not None:
             self.timings[number] = delta.timings
             self._metrics.observe(delta.timings)
@@ -270,6 +292,20 @@ class Generation:
         finally:
             if has_place:
                 admission.give_back()
+
+
+def _draws_unseen(sampling: SamplingParams) -> bool:
+    """Whether more is drawn than is told, and nothing is told before the end."""
+    return sampling.picks_best or sampling.use_beam_search
+
+
+def _most_unseen(request: EngineRequest, max_model_len: int) -> int:
+    """What is charged before it is drawn, since nobody hears of it when the client leaves before the end."""
+    sampling = request.sampling
+    if not _draws_unseen(sampling):
+        return 0
+    room = max(max_model_len - len(request.prompt_token_ids), 0)
+    return sampling.num_samples * min(room if sampling.max_tokens is None else sampling.max_tokens, room)
 
 
 def _narrows(sampling: SamplingParams) -> str:

@@ -1,7 +1,8 @@
 """Requests and tokens a minute of one key: two buckets that refill evenly and hold a minute's worth.
 
 Refuses (RateLimited, 429 with the seconds until it would pass) what finds too little left. A prompt is charged when it
-is asked for, an answer as it is drawn, whatever its length: what is overdrawn is waited for by the next request. A
+is asked for, an answer as it is drawn, whatever its length: what is overdrawn is waited for by the next request. Where
+more is drawn than is told (best_of, beams) all of it is charged, as much as it may be ahead, and the rest given back. A
 prompt longer than a minute's worth passes when the bucket is full. Knows no key and no clock.
 """
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from octavo.errors import RateLimited
+from octavo.errors import QueueFull, RateLimited
 from octavo.server.config import ServerConfig
 from octavo.server.key_terms import KeyTerms
 from octavo.server.rates import Bucket, Meter
@@ -200,6 +200,75 @@ def test_a_prompt_that_the_queue_refused_is_not_charged(tmp_path: Path) -> None:
             here.state.loaded.admission._capacity = 5
             response = await ask(here, "few", "/v1/completions", {"prompt": "x" * 40, "max_tokens": 1})
             assert response.status_code == 200
+
+    run(go())
+
+
+def test_prompts_that_ran_before_the_queue_refused_another_stay_charged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def go() -> None:
+        async with site(config(tmp_path, tokens=100.0)) as here:
+            generate = here.engine.generate
+
+            async def refusing(request: Any) -> Any:
+                if request.prompt_token_ids[0] == ord("y"):
+                    raise QueueFull("full")
+                async for deltas in generate(request):
+                    yield deltas
+
+            monkeypatch.setattr(here.engine, "generate", refusing)
+            response = await ask(here, "few", "/v1/completions", {"prompt": ["x" * 40, "y" * 40], "max_tokens": 1})
+            assert check_error(response, 429)["code"] == "queue_full"
+            response = await ask(here, "few", "/v1/completions", {"prompt": "x" * 70, "max_tokens": 1})
+            assert "a minute" in check_error(response, 429)["message"]
+            response = await ask(here, "few", "/v1/completions", {"prompt": "x" * 55, "max_tokens": 1})
+            assert response.status_code == 200
+
+    run(go())
+
+
+SEARCH = {"use_beam_search": True, "beam_width": 5, "temperature": 0, "early_stopping": True}
+BEST = {"best_of": 5, "temperature": 1}
+
+
+@pytest.mark.parametrize("unseen", [BEST, SEARCH])
+def test_what_is_drawn_and_not_told_is_charged_too(tmp_path: Path, unseen: dict[str, Any]) -> None:
+    body = {"prompt": "x", "max_tokens": 20, "ignore_eos": True}
+
+    async def go() -> None:
+        async with site(config(tmp_path, tokens=100)) as here:
+            assert (await ask(here, "few", "/v1/completions", body | unseen)).status_code == 200
+            check_error(await ask(here, "few", "/v1/completions", body), 429)
+
+    run(go())
+
+
+@pytest.mark.parametrize("unseen", [BEST, SEARCH])
+def test_what_was_charged_ahead_and_not_drawn_is_given_back(tmp_path: Path, unseen: dict[str, Any]) -> None:
+    body = {"prompt": "x", "max_tokens": 200, "stop_token_ids": list(range(200))}
+
+    async def go() -> None:
+        async with site(config(tmp_path, tokens=100)) as here:
+            for _ in range(4):
+                assert (await ask(here, "few", "/v1/completions", body | unseen)).status_code == 200
+
+    run(go())
+
+
+@pytest.mark.parametrize("unseen", [BEST, SEARCH])
+def test_who_leaves_before_the_best_is_chosen_has_paid(tmp_path: Path, unseen: dict[str, Any]) -> None:
+    body = {"prompt": "x", "max_tokens": 60, "ignore_eos": True}
+
+    async def go() -> None:
+        async with site(config(tmp_path, tokens=100)) as here:
+            here.engine.hold()
+            task = asyncio.create_task(ask(here, "few", "/v1/completions", body | unseen))
+            await here.engine.submitted.wait()
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            here.engine.running.set()
+            check_error(await ask(here, "few", "/v1/completions", body), 429)
 
     run(go())
 
