@@ -130,7 +130,7 @@ class EngineConfig:
 
     def _check_tiers(self) -> None:
         if not isinstance(self.kv_tiers, tuple) or not all(isinstance(text, str) for text in self.kv_tiers):
-            raise ConfigError(f"kv_tiers is {self.kv_tiers!r}; it must be a tuple of texts", param="kv_tier")
+            raise ConfigError(f"kv_tiers is {self.kv_tiers!r}; it must be a list of texts", param="kv_tier")
         if parse_tiers(self.kv_tiers) and not self.enable_prefix_caching:
             raise ConfigError(
                 "kv_tier needs the prefix cache, which names the blocks; leave out one of kv_tier and "
@@ -156,7 +156,7 @@ class EngineConfig:
 def parse_client_weights(texts: tuple[str, ...]) -> dict[str, float]:
     """Weights by client, from "NAME=WEIGHT" each; a name may hold "=". Raises ConfigError."""
     if not isinstance(texts, tuple) or not all(isinstance(text, str) for text in texts):
-        raise ConfigError(f"client_weights is {texts!r}; it must be a tuple of texts", param="client_weight")
+        raise ConfigError(f"client_weights is {texts!r}; it must be a list of texts", param="client_weight")
     weights: dict[str, float] = {}
     for text in texts:
         name, _, number = text.rpartition("=")

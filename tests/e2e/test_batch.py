@@ -124,6 +124,13 @@ def test_wrong_files_are_named_before_a_model_is_loaded(source: Path, tmp_path: 
     code, err = ended(start(source, source))
     assert code == 1
     assert "both the questions and the answers" in err
+    foreign = tmp_path / "foreign.jsonl"
+    url, body = _ask(1)
+    foreign.write_text(json.dumps({"custom_id": "a", "method": "POST", "url": url, "body": body | {"model": "gpt-4o"}}))
+    code, err = ended(start(foreign, target))
+    assert code == 1
+    assert "line 1 asks for 'gpt-4o'; served is fake: name it so with --served-model-name" in err
+    assert target.read_text() == ""
     for files in ((Path("-"), target), (source, Path("-"))):
         code, err = ended(start(*files))
         assert code == 1

@@ -2,16 +2,16 @@
 
     {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {...}}
 
-Refuses (BadRequest that names the line's number) what is no such object, another url, a custom_id that came before,
-and a body that asks for a stream. What else a body holds is the route's to judge. Blank lines are passed over. Holds no
-bodies: a file may be larger than memory.
+Refuses (BadRequest that names the line's number) what is no such object, another url, a custom_id that came before, a
+body that asks for a stream, and a model that is not served. What else a body holds is the route's to judge. Blank lines
+are passed over. Holds no bodies: a file may be larger than memory.
 """
 
 from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -36,6 +36,7 @@ class _Line(msgspec.Struct):
 
 class _Body(msgspec.Struct):
     stream: Any = None
+    model: Any = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +63,7 @@ class BatchFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._models: dict[str, int] = {}  # the first lines that ask for each; no more than may be named
         try:
             self._file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))  # noqa: SIM115
         except OSError as error:
@@ -80,6 +82,16 @@ class BatchFile:
     def numbers(self) -> dict[str, int]:
         """The number of each custom_id's line."""
         return {entry.custom_id: entry.number for entry in self.entries}
+
+    def check_models(self, served: Collection[str]) -> None:
+        """Raises BadRequest where lines ask for models that are not there: each of them would be an error, and done."""
+        wrong = [f"line {at} asks for {_shown(name)}" for name, at in self._models.items() if name not in served]
+        if wrong:
+            names = ", ".join(served)
+            raise BadRequest(
+                f"{self.path}: {'; '.join(wrong)}; served is {names}: name it so with --served-model-name, or change "
+                "the file; nothing was run"
+            )
 
     def read(self, entry: Entry) -> Ask:
         """Raises BadRequest when the file was changed meanwhile."""
@@ -100,10 +112,12 @@ class BatchFile:
         wrong: list[str] = []
         for number, offset, text in self._lines():
             try:
-                custom_id = _checked(text).custom_id
+                custom_id, model = _checked(text)
                 if (before := seen.setdefault(custom_id, number)) != number:
                     raise BadRequest(f"custom_id {_shown(custom_id)} came before, in line {before}")
                 entries.append(Entry(number, offset, len(text), custom_id))
+                if isinstance(model, str) and len(self._models) < _MAX_NAMED:
+                    self._models.setdefault(model, number)
             except BadRequest as error:
                 if len(wrong) == _MAX_NAMED:
                     wrong.append("and more")
@@ -129,7 +143,8 @@ class BatchFile:
                 offset += len(line)
 
 
-def _checked(text: bytes) -> _Line:
+def _checked(text: bytes) -> tuple[str, Any]:
+    """custom_id, and the model that the body names."""
     if len(text) > MAX_LINE_BYTES:
         raise BadRequest(f"it has more than {MAX_LINE_BYTES} bytes")
     line = _decoded(text)
@@ -145,7 +160,7 @@ def _checked(text: bytes) -> _Line:
         raise BadRequest("body must be an object") from None
     if body.stream:
         raise BadRequest("body asks for a stream; leave stream out")
-    return line
+    return line.custom_id, body.model
 
 
 def _decoded(text: bytes) -> _Line:

@@ -117,6 +117,7 @@ class _Run:
             tokenizer, workers = await text_parts(await asyncio.to_thread(load_front, self._config.model), self._server)
             state = ServerState(self._server, ServerMetrics())
             state.set_ready(Loaded(engine, tokenizer, workers, self._server, self._config.max_queue, grammars))
+            self._batch.check_models(state.loaded.model_names)
             await self._answer(build_app(state), engine)
         finally:
             if workers is not None:

@@ -111,6 +111,9 @@ class HttpClient:
         except TimeoutError:
             raise ConnectionBroke(f"no connection within {CONNECT_SECONDS:g} s")
         except OSError as error:
+            if isinstance(error, ssl.SSLCertVerificationError):
+                words = f"its certificate is not trusted ({error.verify_message}); name who signed it in SSL_CERT_FILE"
+                raise ConnectionBroke(words) from None
             raise ConnectionBroke(f"cannot connect: {error.strerror or error}")
         return _Connection(reader, writer)
 

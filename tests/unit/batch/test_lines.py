@@ -116,6 +116,21 @@ def test_what_cannot_be_read_again_is_refused_and_waits_for_nobody(tmp_path: Pat
     assert "no regular file" in refusal(Path("/dev/null"))
 
 
+def test_models_that_are_not_served_are_named_with_their_first_lines(tmp_path: Path) -> None:
+    models = ("mine", "other", None, 5, "other", "é")
+    asks = [line(str(number), body={"prompt": "x", "model": model}) for number, model in enumerate(models)]
+    with closing(BatchFile(written(tmp_path, *asks))) as batch:
+        batch.check_models(("other", "mine", "é"))
+        with pytest.raises(
+            BadRequest, match=r"line 2 asks for 'other'; line 6 asks for '\\xe9'; served is mine: name it so"
+        ):
+            batch.check_models(("mine",))
+    many = [line(str(number), body={"model": f"m{number}"}) for number in range(lines._MAX_NAMED + 5)]
+    with closing(BatchFile(written(tmp_path, *many))) as batch, pytest.raises(BadRequest) as caught:
+        batch.check_models(("mine",))
+    assert caught.value.message.count("asks for") == lines._MAX_NAMED
+
+
 def test_a_file_that_changes_meanwhile_is_noticed(tmp_path: Path) -> None:
     path = written(tmp_path, line("a"), line("b"))
     with closing(BatchFile(path)) as batch:

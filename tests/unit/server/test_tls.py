@@ -11,6 +11,7 @@ import pytest
 from octavo.errors import ConfigError
 from octavo.server.config import ServerConfig
 from octavo.server.tls import tls_context
+from support.cli_runner import run
 from support.server_process import serving
 
 OPENSSL = shutil.which("openssl")
@@ -107,6 +108,13 @@ def test_a_real_server_speaks_tls_to_those_with_a_certificate_and_nothing_to_oth
         context.load_cert_chain(mine, my_key)
         with httpx.Client(verify=context, base_url=url) as client:
             assert client.get("/health").status_code == 200
+        done = run("bench", "serve", "--base-url", url, "--num-prompts", "1")
+        assert done.exit_code == 1
+        assert (
+            "its certificate is not trusted (self-signed certificate); name who signed it in SSL_CERT_FILE"
+            in done.stderr
+        )
+        with httpx.Client(verify=context, base_url=url) as client:
             answer = client.post("/v1/completions", json={"prompt": "x", "max_tokens": 4, "stream": True})
             assert answer.text.endswith("data: [DONE]\n\n")
         assert "Traceback" not in server.output
