@@ -187,13 +187,21 @@ def forced_isa(environ: Mapping[str, str] = os.environ) -> str | None:
 
 
 def environment_api_key(environ: Mapping[str, str] = os.environ) -> str | None:
-    """OCTAVO_API_KEY: the key clients must send, kept out of the command line because arguments show in ps."""
-    return environ.get("OCTAVO_API_KEY") or None
+    """OCTAVO_API_KEY: the key clients must send, kept out of the command line because arguments show in ps. Raises
+    ConfigError where it is empty: a secret that got lost on its way must not open the server."""
+    return _environment_key("OCTAVO_API_KEY", environ)
 
 
 def environment_admin_api_key(environ: Mapping[str, str] = os.environ) -> str | None:
     """OCTAVO_ADMIN_API_KEY: the administrator's key, for the same reason."""
-    return environ.get("OCTAVO_ADMIN_API_KEY") or None
+    return _environment_key("OCTAVO_ADMIN_API_KEY", environ)
+
+
+def _environment_key(name: str, environ: Mapping[str, str]) -> str | None:
+    key = environ.get(name)
+    if key == "":
+        raise ConfigError(f"{name} is set, but empty; give it a key, or unset it", param=name)
+    return key
 
 
 def forget_environment_keys(environ: MutableMapping[str, str] = os.environ) -> None:

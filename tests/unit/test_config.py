@@ -7,7 +7,14 @@ from typing import Any
 
 import pytest
 
-from octavo.config import EngineConfig, environment_api_key, forced_isa, octavo_home, parse_client_weights
+from octavo.config import (
+    EngineConfig,
+    environment_admin_api_key,
+    environment_api_key,
+    forced_isa,
+    octavo_home,
+    parse_client_weights,
+)
 from octavo.errors import ConfigError
 
 WHOLE = ("block_size", "max_num_seqs", "max_num_batched_tokens", "max_queue")
@@ -114,3 +121,10 @@ def test_the_environment_moves_the_home_forces_the_isa_and_holds_the_key() -> No
     assert octavo_home({"OCTAVO_HOME": ""}) == octavo_home({}) == Path.home() / ".cache" / "octavo"
     assert (forced_isa({"OCTAVO_ISA": "avx2"}), forced_isa({"OCTAVO_ISA": ""}), forced_isa({})) == ("avx2", None, None)
     assert (environment_api_key({"OCTAVO_API_KEY": "k"}), environment_api_key({})) == ("k", None)
+
+
+def test_a_key_that_got_lost_on_its_way_opens_no_server() -> None:
+    with pytest.raises(ConfigError, match="OCTAVO_API_KEY is set, but empty"):
+        environment_api_key({"OCTAVO_API_KEY": ""})
+    with pytest.raises(ConfigError, match="OCTAVO_ADMIN_API_KEY is set, but empty"):
+        environment_admin_api_key({"OCTAVO_ADMIN_API_KEY": ""})

@@ -31,7 +31,7 @@ from octavo.engine.fake_model import fake_logprob_step, fake_next_token
 from octavo.engine.info import EngineInfo
 from octavo.engine.kv_budget import KVBudget, plan_kv_budget
 from octavo.engine.memory import SystemMemory, available_bytes
-from octavo.errors import ConfigError
+from octavo.errors import ConfigError, ModelFileError
 from octavo.loading.model_files import ModelFiles, resolve
 from octavo.loading.model_names import FAKE_MODEL
 from octavo.tiers.spec import open_tier
@@ -74,9 +74,16 @@ def build_engine(
     memory: MemorySource | None = None,
     strict: bool = False,
 ) -> Engine:
-    """Raises ConfigError or ModelFileError. `progress` hears of fetching and loading. `memory` stands in for this
-    system's; `strict`: wrong block accounts raise."""
-    report = progress or _silent
+    """Raises ConfigError, or ModelFileError, also where memory does not do. `progress` hears of fetching and loading.
+    `memory` stands in for this system's; `strict`: wrong block accounts raise."""
+    try:
+        return _build_engine(config, progress or _silent, memory, strict)
+    except MemoryError:
+        text = f"there is not enough memory to load {config.model}; free some or use a smaller model"
+        raise ModelFileError(text) from None
+
+
+def _build_engine(config: EngineConfig, report: ProgressCallback, memory: MemorySource | None, strict: bool) -> Engine:
     files = _resolve(config, report)
     executor_name = _executor_name(config, files)
     parts = _fake_parts(config) if executor_name == "fake" else _model_parts(config, files, executor_name, report)

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Final
 
 from octavo import log_lines
 from octavo.engine import frames
-from octavo.errors import InternalError, ModelFileError, OctavoError, RequestError, TooLarge
+from octavo.errors import InternalError, OctavoError, RequestError, TooLarge
 from octavo.log_lines import LogFormat
 
 if TYPE_CHECKING:
@@ -109,9 +109,6 @@ def _build(channel: frames.EngineChannel, config: EngineConfig) -> Engine | None
         return build_engine(config, progress=report)
     except OctavoError as error:
         channel.try_send(frames.Failed(frames.WireError.of(error)))
-    except MemoryError:
-        error_ = ModelFileError(f"there is not enough memory to load {config.model}; free some or use a smaller model")
-        channel.try_send(frames.Failed(frames.WireError.of(error_)))
     return None
 
 

@@ -167,6 +167,12 @@ def test_the_key_comes_from_the_environment_unless_given(served: Served) -> None
     assert [server.api_keys for _, server in served] == [("from-environment",), ("given",)]
 
 
+def test_an_empty_key_in_the_environment_starts_nothing(served: Served) -> None:
+    result = run("serve", environment={"OCTAVO_API_KEY": ""})
+    assert (result.exit_code, result.stderr.count("\n")) == (1, 1)
+    assert not served
+
+
 def test_the_administrators_key_comes_from_the_environment_unless_given(served: Served) -> None:
     run("serve")
     run("serve", environment={"OCTAVO_ADMIN_API_KEY": "from-environment"})

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from octavo.config import EngineConfig
+from octavo.engine import build
 from octavo.engine.build import build_engine, make_chat_template
 from octavo.engine.engine_request import EngineRequest
 from octavo.errors import ConfigError, ModelFileError
@@ -35,6 +36,15 @@ def test_the_pool_may_be_set_and_lowers_the_context_with_a_line() -> None:
     assert (info.num_blocks, info.max_model_len) == (10, 160)
     assert len(info.warnings) == 1
     assert "160" in info.warnings[0]
+
+
+def test_where_memory_does_not_do_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: EngineConfig) -> None:
+        raise MemoryError("std::bad_alloc")
+
+    monkeypatch.setattr(build, "_fake_parts", refuse)
+    with pytest.raises(ModelFileError, match="not enough memory to load fake; free some or use a smaller model"):
+        build_engine(fake())
 
 
 def test_the_scheduler_gets_every_limit_of_the_configuration() -> None:
