@@ -177,4 +177,4 @@ def _check_endpoint(endpoint: str) -> None:
 def check_key(name: str, key: str) -> None:
     """Raises ConfigError. The key itself is not said."""
     if not key or not key.isprintable() or key != key.strip():
-        raise ConfigError(f"an {name} is empty or holds blanks or control characters", param=name)
+        raise ConfigError(f"{name} is empty or holds blanks or control characters", param=name)

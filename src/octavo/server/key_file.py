@@ -71,6 +71,8 @@ def _parse(path: Path) -> dict[str, Any]:
             logger.warning("the key file may be read by everybody on this machine; chmod o-r it")
         with open(descriptor, "rb", closefd=False) as file:
             data = file.read(MAX_FILE_BYTES + 1)
+    except OSError as error:  # a disk that fails
+        _refuse(path, f"it cannot be read: {error.strerror}")
     finally:
         os.close(descriptor)
     if len(data) > MAX_FILE_BYTES:

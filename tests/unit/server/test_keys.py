@@ -109,6 +109,13 @@ def test_a_wrong_file_is_told_with_the_entry_and_never_with_a_key(
     assert caught.value.param == "api_key_file"
 
 
+def test_a_file_that_opens_and_cannot_be_read_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "keys.toml"
+    path.symlink_to("/proc/self/mem")  # a regular file whose first byte is an input/output error
+    with pytest.raises(ConfigError, match=r"keys\.toml: it cannot be read"):
+        read_key_file(path)
+
+
 def test_one_key_under_two_names_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path, "[[key]]\nname = 'a'\nkey = 'hush'\n[[key]]\nname = 'b'\nkey = 'hush'\n")
     with pytest.raises(ConfigError, match="given twice"):
