@@ -62,24 +62,52 @@ class BodyBudget:
         self._taken = 0
 
     @contextlib.contextmanager
-    def body(self) -> Iterator[Callable[[int], None]]:
-        """Gives what is to be told the body's size as it grows, which raises QueueFull; gives all back at the end."""
-        held = 0
-
-        def grow(size: int) -> None:
-            nonlocal held
-            more = max(0, size - self._limits.large_body_bytes) - held
-            if self._taken + more > self._limits.max_large_bodies_bytes:
-                raise QueueFull("too many large requests are under way; try again later, or send a smaller one")
-            held += more
-            self._taken += more
-
+    def body(self) -> Iterator[BodyHold]:
+        """Of one request, which gives all back at its end unless it keeps it."""
+        hold = BodyHold(self)
         try:
-            yield grow
+            yield hold
         finally:
-            self._taken -= held
-            if held:
-                self._after_large()
+            if not hold.is_kept:
+                hold.release()
+
+    def take(self, num_bytes: int) -> None:
+        """Raises QueueFull."""
+        if self._taken + num_bytes > self._limits.max_large_bodies_bytes:
+            raise QueueFull("too many large requests are under way; try again later, or send a smaller one")
+        self._taken += num_bytes
+
+    def give_back(self, num_bytes: int) -> None:
+        self._taken -= num_bytes
+        if num_bytes:
+            self._after_large()
+
+    def beyond_free(self, size: int) -> int:
+        return max(0, size - self._limits.large_body_bytes)
+
+
+class BodyHold:
+    """What one body holds of the budget."""
+
+    def __init__(self, budget: BodyBudget) -> None:
+        self._budget = budget
+        self._num_bytes = 0
+        self.is_kept = False
+
+    def grow(self, size: int) -> None:
+        """The body has this size now. Raises QueueFull."""
+        more = self._budget.beyond_free(size) - self._num_bytes
+        self._budget.take(more)
+        self._num_bytes += more
+
+    def keep(self) -> Callable[[], None]:
+        """What was made of the body outlives its request; to be called when that is gone."""
+        self.is_kept = True
+        return self.release
+
+    def release(self) -> None:
+        self._budget.give_back(self._num_bytes)
+        self._num_bytes = 0
 
 
 class Door:
@@ -119,10 +147,11 @@ class Door:
                 visit.client = caller.client_id(None)
             _check_path(scope)
             self._check_phase(scope)
-            with self._bodies.body() as grow:
+            with self._bodies.body() as hold:
+                inner["octavo.body_hold"] = hold
                 if scope["method"] in _METHODS_WITH_BODY and scope["path"] not in OPEN_PATHS:
                     _check_encoding(scope)
-                    inner["octavo.body"] = body = await read_body(scope, receive, self._limits, grow)
+                    inner["octavo.body"] = body = await read_body(scope, receive, self._limits, hold.grow)
                     if len(body) > _WORTH_A_LOOK:
                         await _check_client(receive)
                 await self._app(inner, receive, answer.send)

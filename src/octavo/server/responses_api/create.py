@@ -49,7 +49,7 @@ async def create_response(routes: Routes, http: Request) -> Response:
         prompt = await fit(call.loaded, chat, _asked(routes, chat)) if body.truncation == "auto" else None
         call.begin(await conversation.start_read(call, chat, prompt))
     if body.background:
-        return _in_background(call, routes.state.responses)
+        return _in_background(call, routes.state.responses, http)
     with NAMES.said():
         if not body.stream:
             await call.collect()
@@ -113,9 +113,14 @@ def _asked(routes: Routes, chat: ChatRequest) -> Asked | None:
     return asked_of(chat, routes.state.config.limits, has_form=chat.response_format is not None)
 
 
-def _in_background(call: ResponseCall, book: Book) -> Response:
-    """Raises QueueFull."""
+def _in_background(call: ResponseCall, book: Book, http: Request) -> Response:
+    """It goes on for as long as it takes with what its body said, which counts among the large ones until then.
+
+    Raises QueueFull.
+    """
     call.loaded.admission.check_room()
     book.add(call)
     call.task = asyncio.create_task(call.run())
+    release = http.scope["octavo.body_hold"].keep()
+    call.task.add_done_callback(lambda _: release())
     return json_response(call.response())

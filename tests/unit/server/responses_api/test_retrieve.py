@@ -15,6 +15,7 @@ from pydantic import TypeAdapter
 from octavo.errors import ConfigError
 from octavo.outputs import SequenceDelta
 from octavo.server.config import ServerConfig
+from octavo.server.limits import Limits
 from octavo.server.responses_api.shapes import DeletedResponse, InputItems
 from support.fake_engine import InProcessEngine, ScriptedEngine
 from support.http_site import Site, check_error, run, scope_of, site
@@ -234,6 +235,23 @@ def test_a_full_server_refuses_the_background_at_once() -> None:
             check_error(await ask(here, background=True), 429)
             for each in begun:
                 assert (await here.client.post(f"{PATH}/{each['id']}/cancel")).json()["status"] == "cancelled"
+
+    run(go())
+
+
+def test_what_the_background_was_told_counts_among_the_large_bodies_until_it_ends() -> None:
+    async def go() -> None:
+        engine = InProcessEngine()
+        limits = Limits(large_body_bytes=1000, max_large_bodies_bytes=2500)
+        async with site(ServerConfig(limits=limits), engine=engine) as here:
+            engine.hold()
+            large = {"tool_choice": "none", "tools": [{"type": "function", "name": "f", "description": "d" * 2000}]}
+            begun = [await answer(here, background=True, **large) for _ in range(2)]
+            check_error(await ask(here, background=True, **large), 429)
+            assert (await ask(here, background=True)).status_code == 200
+            for each in begun:
+                assert (await here.client.post(f"{PATH}/{each['id']}/cancel")).json()["status"] == "cancelled"
+            assert (await ask(here, background=True, **large)).status_code == 200
 
     run(go())
 
