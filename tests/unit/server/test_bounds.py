@@ -225,6 +225,7 @@ COUNTS: list[tuple[str, str, Any]] = [
             ("bad_words", [""]),
             ("bad_words", ["a"] * 1025),
             ("bad_words", [MEGABYTE]),
+            ("allowed_token_ids", []),
             ("allowed_token_ids", [-1]),
             ("allowed_token_ids", [2**31 - 1]),
             ("priority", 2**31),

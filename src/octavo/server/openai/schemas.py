@@ -194,7 +194,9 @@ class SamplingFields(FormFields):
     safety_identifier: Annotated[str, Field(max_length=MAX_USER_CHARS)] | None = None  # the newer name of `user`
     prompt_cache_key: Annotated[str, Field(max_length=MAX_USER_CHARS)] | None = None  # a routing hint: one cache here
 
-    allowed_token_ids: Annotated[list[TokenId], Field(max_length=MAX_ALLOWED_TOKEN_IDS, fail_fast=True)] | None = None
+    allowed_token_ids: (
+        Annotated[list[TokenId], Field(min_length=1, max_length=MAX_ALLOWED_TOKEN_IDS, fail_fast=True)] | None
+    ) = None  # an empty list would allow nothing: it is refused
     bad_words: Annotated[list[str], Field(max_length=MAX_BAD_WORDS, fail_fast=True)] | None = None
 
     logits_processors: Any = neutral([], reason="no request brings code of its own")
