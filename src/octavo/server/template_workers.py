@@ -37,8 +37,9 @@ class TemplateWorkers:
         """Starts a worker and compiles the template. Raises ModelFileError when it does not compile."""
         try:
             refusal = await self._pool.start_one()
-        except (TimeoutError, WorkerEnded):
-            raise ModelFileError("the chat template cannot be prepared within its limits") from None
+        except (TimeoutError, WorkerEnded) as error:
+            why = f"for want of a process: {error}" if str(error) else "within its limits"
+            raise ModelFileError(f"the chat template cannot be prepared {why}") from None
         if refusal:
             raise ModelFileError(f"the chat template does not compile: {refusal}")
 

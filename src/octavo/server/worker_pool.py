@@ -33,7 +33,7 @@ GRACE_SECONDS: Final = 0.5  # for work that nobody waits for any more
 
 
 class WorkerEnded(Exception):
-    """The process is gone: it crossed one of its limits."""
+    """The process is gone: it crossed one of its limits; or, as the message then says, it was never there."""
 
 
 class _Worker:
@@ -51,8 +51,8 @@ class _Worker:
         """Raises WorkerEnded where the system has no process or file to give."""
         try:
             return await cls._spawn()
-        except OSError:
-            raise WorkerEnded from None
+        except OSError as error:
+            raise WorkerEnded(f"the system starts none: {(error.strerror or 'refused').lower()}") from None
 
     @classmethod
     async def _spawn(cls) -> _Worker:
@@ -168,8 +168,8 @@ class WorkerPool:
             await worker.kill()
         try:
             refusal = await self._set_up(await _Worker.start())
-        except (TimeoutError, WorkerEnded):
-            refusal = "it takes too long to start, or the system starts none"
+        except (TimeoutError, WorkerEnded) as error:
+            refusal = str(error) or "it takes too long to start"
         if refusal:
             raise ModelFileError(f"a worker process cannot be prepared: {refusal}")
         return self._idle.pop()

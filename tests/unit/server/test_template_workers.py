@@ -52,6 +52,8 @@ def test_a_system_that_starts_no_process_costs_the_one_request_a_clear_error(mon
         made = workers("ok")
         with monkeypatch.context() as patch:
             patch.setattr(worker_pool, "WORKER_COMMAND", ("/nowhere/python",))
+            with pytest.raises(ModelFileError, match="for want of a process: the system starts none: no such file"):
+                await made.check()
             for _ in range(Limits().num_render_workers + 1):
                 with pytest.raises(ModelFileError, match="the system starts none"):
                     await render(made)
