@@ -1,27 +1,34 @@
 """How many requests may be in the engine at once, over all calls. Never waits for the first of a call.
 
-Refuses (QueueFull) at once when every place is taken, so that a queue's length is known and a client can go elsewhere.
-The further prompts of a call that is already in wait their turn, first come first served.
+Refuses (QueueFull) at once when every place is taken, so that a queue's length is known and a client can go elsewhere;
+and to let one key take the last places: it may hold `_TIMES_FREE` times as many as are free, so that however much it
+asks, another key finds room. The further prompts of a call that is already in wait their turn, first come first served
+within a key, the keys by turns. Where there are no keys to be told apart, there is one line and no share.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
+from typing import Final
 
 from octavo.errors import QueueFull, retry_after_seconds
 
+_TIMES_FREE: Final = 8
+
 
 class Admission:
-    """Invariant: places taken + places free = capacity; nobody waits while a place is free."""
+    """Invariant: places taken + places free = capacity; nobody waits for a place that is free and may be theirs."""
 
     def __init__(self, capacity: int, queue_seconds: Callable[[], float] = lambda: 0.0) -> None:
         """`queue_seconds`: how long what waits will take, for those who are told to come back; 0 where unknown."""
         self._capacity = capacity
         self._queue_seconds = queue_seconds
+        self.has_others: Callable[[], bool] = lambda: False  # whether there are keys beside the one that asks
         self._taken = 0
-        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._held: Counter[str] = Counter()  # of the taken places, by key
+        self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()  # the key served last is last
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -29,43 +36,44 @@ class Admission:
     def num_taken(self) -> int:
         return self._taken
 
-    def take_now(self) -> None:
-        """Raises QueueFull when every place is taken."""
-        self.check_room()
-        self._occupy()
+    def take_now(self, owner: str = "") -> None:
+        """Raises QueueFull when every place is taken, or those left are for others."""
+        self.check_room(owner)
+        self._occupy(owner)
 
-    def check_room(self) -> None:
-        """Raises QueueFull when every place is taken."""
-        if self._taken >= self._capacity:
-            raise QueueFull(
-                f"{self._taken} requests run or wait, the limit for both is {self._capacity}; try again later, or "
-                "start with a larger --max-queue",
-                retry_after_seconds=retry_after_seconds(self._queue_seconds()),
-            )
+    def check_room(self, owner: str = "") -> None:
+        """Raises QueueFull when every place is taken, or those left are for others."""
+        if self._has_room(owner):
+            return
+        whose = "" if self._taken >= self._capacity else f", {self._held[owner]} of them of this key"
+        raise QueueFull(
+            f"{self._taken} requests run or wait{whose}, the limit for all is {self._capacity}; try again later, or "
+            "start with a larger --max-queue",
+            retry_after_seconds=retry_after_seconds(self._queue_seconds()),
+        )
 
-    async def take(self) -> None:
+    async def take(self, owner: str = "") -> None:
         """Waits for a place."""
-        if self._taken < self._capacity and not self._waiting:
-            self._occupy()
+        if owner not in self._waiting and self._has_room(owner):
+            self._occupy(owner)
             return
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append(turn)
+        self._waiting.setdefault(owner, deque()).append(turn)
         try:
             await turn
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():
-                self.give_back()  # the place came together with the cancellation
+                self.give_back(owner)  # the place came together with the cancellation
             else:
-                self._waiting.remove(turn)
+                self._forget(owner, turn)
             raise
 
-    def give_back(self) -> None:
-        while self._waiting:
-            turn = self._waiting.popleft()
-            if not turn.done():
-                turn.set_result(None)  # the place changes hands
-                return
+    def give_back(self, owner: str = "") -> None:
         self._taken -= 1
+        self._held[owner] -= 1
+        if not self._held[owner]:
+            del self._held[owner]
+        self._pass_on()
         if not self._taken:
             self._idle.set()
 
@@ -73,6 +81,31 @@ class Admission:
         """Until every place is free."""
         await self._idle.wait()
 
-    def _occupy(self) -> None:
+    def _has_room(self, owner: str) -> bool:
+        free = self._capacity - self._taken
+        return free > 0 and (not owner or self._held[owner] < _TIMES_FREE * free or not self.has_others())
+
+    def _pass_on(self) -> None:
+        """Every place that may be a waiter's changes hands."""
+        while (owner := next((each for each in self._waiting if self._has_room(each)), None)) is not None:
+            queue = self._waiting[owner]
+            turn = queue.popleft()
+            self._waiting.move_to_end(owner)
+            if not queue:
+                del self._waiting[owner]
+            if not turn.done():
+                self._occupy(owner)
+                turn.set_result(None)
+
+    def _forget(self, owner: str, turn: asyncio.Future[None]) -> None:
+        queue = self._waiting.get(owner)
+        if queue is None or turn not in queue:
+            return
+        queue.remove(turn)
+        if not queue:
+            del self._waiting[owner]
+
+    def _occupy(self, owner: str) -> None:
         self._taken += 1
+        self._held[owner] += 1
         self._idle.clear()

@@ -96,6 +96,7 @@ class Generation:
         self._prompts_seen: set[int] = set()
         self._prompts_taken: set[int] = set()  # by the engine, as far as is known
         self._meter = meter
+        self._owner = requests[0].owner if requests else ""
         self._is_fork = num_shared_tokens is not None
         self._was_run = self._has_failed = False
         num_prompt_tokens = sum(len(request.prompt_token_ids) for request in requests)
@@ -124,11 +125,11 @@ class Generation:
         """Deltas of all prompts as they come. Raises QueueFull (RateLimited), BadRequest, EngineDead, InternalError."""
         self._was_run = True
         admission = self._loaded.admission
-        admission.take_now()
+        admission.take_now(self._owner)
         try:
             self._take_prompt()
         except RateLimited:
-            admission.give_back()
+            admission.give_back(self._owner)
             raise
         is_alone = len(self._requests) == 1
         try:
@@ -140,7 +141,7 @@ class Generation:
             raise
         finally:
             if is_alone:
-                admission.give_back()
+                admission.give_back(self._owner)
 
     def _take_prompt(self) -> None:
         """Raises RateLimited."""
@@ -278,20 +279,20 @@ class Generation:
         try:
             for number in numbers:
                 if not has_place:
-                    await admission.take()
+                    await admission.take(self._owner)
                 has_place = True
                 async with aclosing(self._one(number)) as steps:
                     async for step in steps:
                         await news.put(step)
                 has_place = False
-                admission.give_back()
+                admission.give_back(self._owner)
         except Exception as error:
             await news.put(error)
         else:
             await news.put(None)
         finally:
             if has_place:
-                admission.give_back()
+                admission.give_back(self._owner)
 
 
 def _draws_unseen(sampling: SamplingParams) -> bool:

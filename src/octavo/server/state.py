@@ -117,6 +117,7 @@ class ServerState:
 
     def set_ready(self, loaded: Loaded) -> None:
         self._loaded = loaded
+        loaded.admission.has_others = lambda: len(self.keys) > 1
         self.metrics.attach(loaded.engine)
         if self.phase is Phase.LOADING:
             self.phase = Phase.READY

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -59,5 +60,26 @@ def test_the_share_of_the_server_is_the_keys_whatever_user_says() -> None:
             assert one == same != two
             owners = [request.owner for request in here.engine.requests]
             assert [f"key-{owner[:12]}" for owner in owners] == [one, same, two]
+
+    run(go())
+
+
+def test_one_key_leaves_room_in_the_queue_for_another() -> None:
+    body = {"prompt": "x", "max_tokens": 60, "ignore_eos": True}
+    evil, good = {"Authorization": "Bearer evil"}, {"Authorization": "Bearer good"}
+
+    async def go() -> None:
+        config = ServerConfig(api_keys=("evil", "good"))
+        async with site(config, max_num_seqs=1, max_queue=17) as here:
+            here.engine.hold()
+            asks = [asyncio.create_task(here.client.post(COMPLETIONS, json=body, headers=evil)) for _ in range(20)]
+            while sum(each.done() for each in asks) < 4:
+                await asyncio.sleep(0)
+            last = asyncio.create_task(here.client.post(COMPLETIONS, json=body, headers=good))
+            while here.state.loaded.admission.num_taken < 17 and not last.done():
+                await asyncio.sleep(0)
+            here.engine.running.set()
+            assert (await last).status_code == 200
+            assert sorted([(await each).status_code for each in asks]) == [200] * 16 + [429] * 4
 
     run(go())

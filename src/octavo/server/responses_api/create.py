@@ -118,7 +118,7 @@ def _in_background(call: ResponseCall, book: Book, http: Request) -> Response:
 
     Raises QueueFull.
     """
-    call.loaded.admission.check_room()
+    call.loaded.admission.check_room(call.owner)
     book.add(call)
     call.task = asyncio.create_task(call.run())
     release = http.scope["octavo.body_hold"].keep()
