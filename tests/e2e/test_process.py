@@ -155,6 +155,26 @@ def test_sigterm_lets_what_is_in_flight_finish_and_refuses_the_rest(server: Serv
     assert "Traceback" not in server.output
 
 
+def test_a_closed_terminal_lets_what_is_in_flight_finish(server: ServerProcess) -> None:
+    reader = Reader(server)
+    until("first tokens", lambda: bool(reader.lines))
+    server.process.send_signal(signal.SIGHUP)
+    reader.join(60)
+    assert reader.lines[-1] == "data: [DONE]"
+    assert server.wait(20) == 0
+
+
+def test_nohup_keeps_a_server_from_hearing_of_it(tmp_path: Path) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # processes that are started inherit it
+    try:
+        with serving("fake", tmp_path / "log") as server:
+            server.process.send_signal(signal.SIGHUP)
+            assert httpx.get(f"{server.url}/health").status_code == 200
+            assert "stopping" not in server.output
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 def test_a_second_signal_stops_at_once(server: ServerProcess) -> None:
     reader = Reader(server, n=64)
     until("first tokens", lambda: bool(reader.lines))

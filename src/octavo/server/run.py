@@ -7,7 +7,7 @@ Invariants: the engine process starts before anything heavy is imported here, so
 outlives this process; when it dies, requests in flight are answered with the error, /health says 503, and the process
 exits with EXIT_ENGINE_DIED after `DEATH_LINGER_SECONDS`. One SIGTERM or SIGINT drains, for `shutdown_timeout_seconds`
 at most; a second one stops at once. What is in flight at the end is answered with an error, never just cut. SIGHUP has
-the key file read again, where there is one.
+the key file read again; where there is none it is a SIGTERM.
 """
 
 from __future__ import annotations
@@ -319,6 +319,8 @@ class _Serving:
         handlers: dict[int, Callable[[], None]] = dict.fromkeys((signal.SIGTERM, signal.SIGINT), self._on_signal)
         if self._keys is not None:
             handlers[signal.SIGHUP] = self._on_hangup
+        elif signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # which nohup sets
+            handlers[signal.SIGHUP] = self._on_signal
         for number, handler in handlers.items():
             loop.add_signal_handler(number, handler)
         try:
