@@ -23,6 +23,7 @@ import ipaddress
 import re
 import secrets
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from http import HTTPStatus
 from typing import NoReturn
@@ -44,6 +45,7 @@ OPEN_PATHS = frozenset({"/health", "/ping", "/version"})  # asked by probes, whi
 REQUESTS_PREFIX = "/v1/requests/"  # what the administrator does with them is no work: it may end a drain sooner
 _SERVED_ALWAYS = OPEN_PATHS | {"/metrics", "/docs", "/openapi.json"}  # also while loading
 _WORTH_A_LOOK = 2**14  # bytes of a body: reading it costs more than to look whether anybody waits for that
+_TIMES_FREE = 3
 _LOOKS = 8  # turns of the event loop: to read on, to hear of the end, to tell it
 _METHODS_WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
 _PROXY_HEADERS = frozenset({b"forwarded", b"x-forwarded-for", b"x-forwarded-host", b"x-real-ip", b"via"})
@@ -52,35 +54,49 @@ _PROXY_HEADERS = frozenset({b"forwarded", b"x-forwarded-for", b"x-forwarded-host
 class BodyBudget:
     """The memory of large bodies: many clients that each send one slowly hold no more than `max_large_bodies_bytes`.
 
-    Bodies up to `large_body_bytes` are free, so that ordinary requests pass while large ones are refused.
+    Bodies up to `large_body_bytes` are free, so that ordinary requests pass while large ones are refused. Where there
+    are several keys, one holds at most `_TIMES_FREE` times what is free.
     """
 
-    def __init__(self, limits: Limits, after_large: Callable[[], None]) -> None:
+    def __init__(
+        self, limits: Limits, after_large: Callable[[], None], has_others: Callable[[], bool] = lambda: False
+    ) -> None:
         """`after_large` is called when a request with a large body has ended."""
         self._limits = limits
         self._after_large = after_large
+        self._has_others = has_others
         self._taken = 0
+        self._held: Counter[str] = Counter()  # by key
 
     @contextlib.contextmanager
-    def body(self) -> Iterator[BodyHold]:
+    def body(self, owner: str = "") -> Iterator[BodyHold]:
         """Of one request, which gives all back at its end unless it keeps it."""
-        hold = BodyHold(self)
+        hold = BodyHold(self, owner)
         try:
             yield hold
         finally:
             if not hold.is_kept:
                 hold.release()
 
-    def take(self, num_bytes: int) -> None:
+    def take(self, num_bytes: int, owner: str) -> None:
         """Raises QueueFull."""
-        if self._taken + num_bytes > self._limits.max_large_bodies_bytes:
+        if not num_bytes:
+            return
+        free = self._limits.max_large_bodies_bytes - self._taken - num_bytes
+        is_greedy = owner and self._held[owner] + num_bytes > _TIMES_FREE * free and self._has_others()
+        if free < 0 or is_greedy:
             raise QueueFull("too many large requests are under way; try again later, or send a smaller one")
         self._taken += num_bytes
+        self._held[owner] += num_bytes
 
-    def give_back(self, num_bytes: int) -> None:
+    def give_back(self, num_bytes: int, owner: str) -> None:
+        if not num_bytes:
+            return
         self._taken -= num_bytes
-        if num_bytes:
-            self._after_large()
+        self._held[owner] -= num_bytes
+        if not self._held[owner]:
+            del self._held[owner]
+        self._after_large()
 
     def beyond_free(self, size: int) -> int:
         return max(0, size - self._limits.large_body_bytes)
@@ -89,15 +105,16 @@ class BodyBudget:
 class BodyHold:
     """What one body holds of the budget."""
 
-    def __init__(self, budget: BodyBudget) -> None:
+    def __init__(self, budget: BodyBudget, owner: str) -> None:
         self._budget = budget
+        self._owner = owner
         self._num_bytes = 0
         self.is_kept = False
 
     def grow(self, size: int) -> None:
         """The body has this size now. Raises QueueFull."""
         more = self._budget.beyond_free(size) - self._num_bytes
-        self._budget.take(more)
+        self._budget.take(more, self._owner)
         self._num_bytes += more
 
     def keep(self) -> Callable[[], None]:
@@ -106,7 +123,7 @@ class BodyHold:
         return self.release
 
     def release(self) -> None:
-        self._budget.give_back(self._num_bytes)
+        self._budget.give_back(self._num_bytes, self._owner)
         self._num_bytes = 0
 
 
@@ -115,8 +132,9 @@ class Door:
         self._app = app
         self._state = state
         self._limits = state.config.limits
-        self._bodies = BodyBudget(self._limits, HeapTrimmer(c_heap_trim()).note_large)
         self._keys = state.keys
+        trimmer = HeapTrimmer(c_heap_trim())
+        self._bodies = BodyBudget(self._limits, trimmer.note_large, lambda: len(self._keys) > 1)
         self._is_private = self._keys.is_open and state.config.is_loopback
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -147,7 +165,7 @@ class Door:
                 visit.client = caller.client_id(None)
             _check_path(scope)
             self._check_phase(scope)
-            with self._bodies.body() as hold:
+            with self._bodies.body(caller.owner) as hold:
                 inner["octavo.body_hold"] = hold
                 if scope["method"] in _METHODS_WITH_BODY and scope["path"] not in OPEN_PATHS:
                     _check_encoding(scope)

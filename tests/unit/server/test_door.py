@@ -419,3 +419,30 @@ def test_large_bodies_under_way_are_bounded_together_and_small_ones_pass() -> No
             assert (await send(large)).status_code == 200
 
     run(go())
+
+
+def test_one_key_does_not_hold_all_that_large_bodies_may() -> None:
+    async def go() -> None:
+        config = ServerConfig(api_keys=("evil", "good"), limits=Limits(large_body_bytes=1, max_large_bodies_bytes=4000))
+        async with site(config) as here:
+            end = asyncio.Event()
+
+            async def slowly(began: asyncio.Event, size: int) -> AsyncIterator[bytes]:
+                yield b" " * size
+                began.set()
+                await end.wait()
+                yield b"{}"
+
+            async def send(key: str, content: Any) -> httpx.Response:
+                headers = {"content-type": "application/json", "authorization": f"Bearer {key}"}
+                return await here.client.post(COMPLETIONS, content=content, headers=headers)
+
+            began = asyncio.Event()
+            held = asyncio.create_task(send("evil", slowly(began, 2900)))
+            await began.wait()
+            check_error(await send("evil", b" " * 200), 429)
+            check_error(await send("good", b" " * 700), 400)  # it was read
+            end.set()
+            check_error(await held, 400)
+
+    run(go())

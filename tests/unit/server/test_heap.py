@@ -49,9 +49,9 @@ def test_only_large_bodies_count() -> None:
     limits = Limits(large_body_bytes=100)
     budget = BodyBudget(limits, lambda: ended.append("large"))
     for size, expected in ((100, []), (101, ["large"])):
-        with budget.body() as grow:
-            grow(size // 2)
-            grow(size)
+        with budget.body() as hold:
+            hold.grow(size // 2)
+            hold.grow(size)
             assert ended == []
         assert ended == expected
 
