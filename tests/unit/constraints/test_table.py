@@ -20,6 +20,8 @@ from octavo.loading.fake_tokenizer import FakeTokenizer
 from octavo.sampling_params import SamplingParams
 
 VOCAB = FakeTokenizer.vocab_size
+pytestmark = pytest.mark.security("S10")
+
 GOOD, BAD = SeqId(1), SeqId(2)
 SPEC = GrammarSpec("regex", "[0-9]+")
 
