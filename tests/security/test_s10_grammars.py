@@ -195,11 +195,11 @@ def test_a_slow_compile_holds_up_nobody_who_wants_no_grammar(server: ServerProce
     """The canary sings in `unharmed` while four clients have the worst compiled."""
     worst = [{"guided_regex": f"((a{{1,{90 + n}}}){{1,100}}){{1,100}}"} for n in range(4)]
 
+    completions = next(target for target in with_bodies() if target.path == "/v1/completions")
+
     def compile_one(form: dict[str, Any]) -> None:
         with Attacker(server) as attacker:
-            for target in with_bodies():
-                if target.path == "/v1/completions":
-                    check_answer(attacker.send(target, target.body() | form))
+            check_answer(attacker.send(completions, completions.body() | form))
 
     with unharmed(server):
         threads = [threading.Thread(target=compile_one, args=(form,)) for form in worst]

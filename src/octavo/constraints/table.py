@@ -31,7 +31,7 @@ from octavo.grammar_spec import GrammarSpec
 from octavo.outputs import GRAMMAR_ENDED
 
 BURST_SECONDS: Final = 2.0
-TOKEN_SECONDS: Final = 0.005
+TOKEN_SECONDS: Final = 0.002  # masks of honest grammars take a tenth of it and less
 TOO_SLOW: Final = f"{GRAMMAR_ENDED}: to follow it takes too long; make it simpler"
 Bitmaps = npt.NDArray[np.uint32]
 
