@@ -9,11 +9,12 @@ within a key, the keys by turns. Where there are no keys to be told apart, there
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, OrderedDict, deque
+from collections import Counter
 from collections.abc import Callable
 from typing import Final
 
 from octavo.errors import QueueFull, retry_after_seconds
+from octavo.server.turns import Lines
 
 _TIMES_FREE: Final = 8
 
@@ -28,7 +29,7 @@ class Admission:
         self.has_others: Callable[[], bool] = lambda: False  # whether there are keys beside the one that asks
         self._taken = 0
         self._held: Counter[str] = Counter()  # of the taken places, by key
-        self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()  # the key served last is last
+        self._lines = Lines()
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -54,26 +55,18 @@ class Admission:
 
     async def take(self, owner: str = "") -> None:
         """Waits for a place."""
-        if owner not in self._waiting and self._has_room(owner):
+        if not self._lines.length(owner) and self._has_room(owner):
             self._occupy(owner)
-            return
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(owner, deque()).append(turn)
-        try:
-            await turn
-        except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():
-                self.give_back(owner)  # the place came together with the cancellation
-            else:
-                self._forget(owner, turn)
-            raise
+        else:
+            await self._lines.wait(owner, lambda: self.give_back(owner))
 
     def give_back(self, owner: str = "") -> None:
         self._taken -= 1
         self._held[owner] -= 1
         if not self._held[owner]:
             del self._held[owner]
-        self._pass_on()
+        while (next_owner := self._lines.call(self._has_room)) is not None:  # every place that may be a waiter's
+            self._occupy(next_owner)
         if not self._taken:
             self._idle.set()
 
@@ -84,26 +77,6 @@ class Admission:
     def _has_room(self, owner: str) -> bool:
         free = self._capacity - self._taken
         return free > 0 and (not owner or self._held[owner] < _TIMES_FREE * free or not self.has_others())
-
-    def _pass_on(self) -> None:
-        """Every place that may be a waiter's changes hands."""
-        while (owner := next((each for each in self._waiting if self._has_room(each)), None)) is not None:
-            queue = self._waiting[owner]
-            turn = queue.popleft()
-            self._waiting.move_to_end(owner)
-            if not queue:
-                del self._waiting[owner]
-            if not turn.done():
-                self._occupy(owner)
-                turn.set_result(None)
-
-    def _forget(self, owner: str, turn: asyncio.Future[None]) -> None:
-        queue = self._waiting.get(owner)
-        if queue is None or turn not in queue:
-            return
-        queue.remove(turn)
-        if not queue:
-            del self._waiting[owner]
 
     def _occupy(self, owner: str) -> None:
         self._taken += 1

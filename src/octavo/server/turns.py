@@ -8,53 +8,70 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict, deque
+from collections.abc import Callable
 
 from octavo.errors import QueueFull
 
 
+class Lines:
+    """Those who wait for a place, a line a key. Invariant: the key that was called last is last; no line is empty."""
+
+    def __init__(self) -> None:
+        self._lines: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
+
+    def length(self, owner: str) -> int:
+        return len(self._lines.get(owner, ()))
+
+    async def wait(self, owner: str, give_back: Callable[[], None]) -> None:
+        """Until called. `give_back` where the call came together with a cancellation: the place is another's then."""
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._lines.setdefault(owner, deque()).append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():
+                give_back()
+            else:
+                self._leave(owner, turn)
+            raise
+
+    def call(self, may_come: Callable[[str], bool] = lambda _: True) -> str | None:
+        """The first of the first line that may come is woken; whose line it is, or None where none may."""
+        while (owner := next((each for each in self._lines if may_come(each)), None)) is not None:
+            turn = self._lines[owner].popleft()
+            self._lines.move_to_end(owner)
+            if not self._lines[owner]:
+                del self._lines[owner]
+            if not turn.done():
+                turn.set_result(None)
+                return owner
+        return None
+
+    def _leave(self, owner: str, turn: asyncio.Future[None]) -> None:
+        line = self._lines.get(owner)
+        if line is not None and turn in line:
+            line.remove(turn)
+            if not line:
+                del self._lines[owner]
+
+
 class Turns:
-    """Invariants: nobody waits while a place is free; of the keys that wait, the one that was served last is last."""
+    """Invariant: nobody waits while a place is free."""
 
     def __init__(self, num_places: int, *, max_waiting: int) -> None:
         self._num_free = num_places
         self._max_waiting = max_waiting
-        self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
+        self._lines = Lines()
 
     async def take(self, owner: str) -> None:
         """Waits for a place. Raises QueueFull."""
         if self._num_free:
             self._num_free -= 1
             return
-        queue = self._waiting.setdefault(owner, deque())
-        if len(queue) >= self._max_waiting:
-            raise QueueFull(f"{len(queue)} requests wait for their prompt or grammar to be prepared; try again later")
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        queue.append(turn)
-        try:
-            await turn
-        except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():
-                self.give_back()  # the place came together with the cancellation
-            else:
-                self._forget(owner, turn)
-            raise
+        if (length := self._lines.length(owner)) >= self._max_waiting:
+            raise QueueFull(f"{length} requests wait for their prompt or grammar to be prepared; try again later")
+        await self._lines.wait(owner, self.give_back)
 
     def give_back(self) -> None:
-        while self._waiting:
-            owner, queue = next(iter(self._waiting.items()))
-            turn = queue.popleft()
-            self._waiting.move_to_end(owner)
-            if not queue:
-                del self._waiting[owner]
-            if not turn.done():
-                turn.set_result(None)  # the place changes hands
-                return
-        self._num_free += 1
-
-    def _forget(self, owner: str, turn: asyncio.Future[None]) -> None:
-        queue = self._waiting.get(owner)
-        if queue is None or turn not in queue:
-            return
-        queue.remove(turn)
-        if not queue:
-            del self._waiting[owner]
+        if self._lines.call() is None:
+            self._num_free += 1
