@@ -138,7 +138,7 @@ def test_int8_keys_and_values_keep_perplexity_and_distribution(model: LoadedMode
 def test_int8_keys_and_values_take_half_of_bfloat16s_bytes_and_move_little(
     model: LoadedModel, token_ids: list[int]
 ) -> None:
-    windows = cut_windows(token_ids, 2, 96)
+    windows = cut_windows(token_ids, 2, 40)
     source = RequantisedSource(model.source, "F32")
     kinds = ("bfloat16", "int8")
     runs = [WindowRun(model.program, source, windows, dtype="float32", kv_dtype=kind) for kind in kinds]
