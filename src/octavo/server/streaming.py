@@ -100,17 +100,17 @@ class EventStream(Response):
     async def _write_events(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         try:
-            async with aclosing(self._events) as events, Patience(self._write_timeout_seconds) as patience:
+            async with aclosing(self._events) as events, WriteDeadline(self._write_timeout_seconds) as deadline:
                 async for content in events:
-                    patience.begin()
+                    deadline.begin()
                     await send({"type": "http.response.body", "body": content, "more_body": True})
-                    patience.end()
+                    deadline.end()
         except TimeoutError:
             raise ClientGone from None  # it reads no more; the connection is closed
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-class Patience:
+class WriteDeadline:
     """Raises TimeoutError inside its block where what was begun is not ended within `seconds`. One timer for all of a
     stream's writes, looked at once in that time: to set and cancel one for every token costs a fifth of sending it."""
 
@@ -121,7 +121,7 @@ class Patience:
         self._timeout = asyncio.timeout(None)
         self._timer: asyncio.TimerHandle | None = None
 
-    async def __aenter__(self) -> Patience:
+    async def __aenter__(self) -> WriteDeadline:
         await self._timeout.__aenter__()
         self._look_later(self._loop.time())
         return self
