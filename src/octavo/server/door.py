@@ -134,7 +134,7 @@ class Door:
         self._limits = state.config.limits
         self._keys = state.keys
         trimmer = HeapTrimmer(c_heap_trim())
-        self._bodies = BodyBudget(self._limits, trimmer.note_large, lambda: len(self._keys) > 1)
+        self._bodies = BodyBudget(self._limits, trimmer.note_large, self._keys.has_several)
         self._is_private = self._keys.is_open and state.config.is_loopback
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -74,6 +74,10 @@ class Keys:
     def has_admin(self) -> bool:
         return any(key.terms.is_admin for key in self._ring.keys)
 
+    def has_several(self) -> bool:
+        """Whether what one key holds can be wanted by another."""
+        return len(self) > 1
+
     def __len__(self) -> int:
         return len(self._ring.keys)
 

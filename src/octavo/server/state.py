@@ -117,7 +117,7 @@ class ServerState:
 
     def set_ready(self, loaded: Loaded) -> None:
         self._loaded = loaded
-        loaded.admission.has_others = lambda: len(self.keys) > 1
+        loaded.admission.has_others = self.keys.has_several
         self.metrics.attach(loaded.engine)
         if self.phase is Phase.LOADING:
             self.phase = Phase.READY
