@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from octavo.engine.c_heap import c_heap_trim
-from octavo.server.door import BodyBudget
+from octavo.server.body_budget import BodyBudget
 from octavo.server.heap import HeapTrimmer
 from octavo.server.limits import Limits
 
