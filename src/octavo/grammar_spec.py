@@ -5,7 +5,7 @@ Refuses nothing about its meaning: `constraints.grammar` compiles it, or says by
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
 from octavo.errors import BadRequest
@@ -31,6 +31,7 @@ class GrammarSpec:
     source: str = ""
     whitespace: Whitespace = "bounded"  # between the parts of JSON: a little of it, or none at all
     param: str = field(default="structured_outputs", compare=False)  # the request's field, for messages
+    is_ours: bool = False  # a grammar that octavo wrote, with nothing of the client's in it but schemas
 
     def __post_init__(self) -> None:
         if self.kind not in GRAMMAR_KINDS:
@@ -44,3 +45,12 @@ class GrammarSpec:
             raise BadRequest(
                 f"the {self.kind} has {num_bytes} bytes, the limit is {MAX_GRAMMAR_BYTES}; shorten it", param=self.param
             )
+
+    @property
+    def is_written(self) -> bool:
+        """By a client, whole: one text may have any number of readings in it, all of which are followed."""
+        return self.kind == "grammar" and not self.is_ours
+
+    def rewritten(self, source: str) -> GrammarSpec:
+        """As the grammar that octavo made of its schemas."""
+        return replace(self, kind="grammar", source=source, is_ours=not self.is_written)

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import pytest
+from llguidance import LLParserLimits
 
 from octavo.config import EngineConfig
+from octavo.constraints import grammar as module
+from octavo.constraints.grammar import Grammar
 from octavo.constraints.table import ConstraintTable
+from octavo.core.block import SeqId
 from octavo.engine.build import build_engine
 from octavo.engine.engine import EngineRequest
 from octavo.errors import BadRequest
@@ -124,10 +129,12 @@ def test_a_grammar_that_breaks_on_the_way_ends_its_row_alone(monkeypatch: pytest
     engine = make_engine()
     accept = ConstraintTable.accept
 
-    def break_it(table: ConstraintTable, seq_id: int, token_ids: tuple[int, ...]) -> bool:
-        if ord("-") in token_ids:
-            table._broken[seq_id] = "the grammar cannot go on: too complex"
-        return accept(table, seq_id, token_ids)
+    def break_it(table: ConstraintTable, drawn: Iterable[tuple[SeqId, tuple[int, ...]]]) -> set[SeqId]:
+        found = list(drawn)
+        for seq_id, token_ids in found:
+            if ord("-") in token_ids and seq_id in table._rows:
+                table._rows[seq_id].error = "the grammar cannot go on: too complex"
+        return accept(table, found)
 
     monkeypatch.setattr(ConstraintTable, "accept", break_it)
     answers = run(engine, mixed())
@@ -135,6 +142,41 @@ def test_a_grammar_that_breaks_on_the_way_ends_its_row_alone(monkeypatch: pytest
         assert answers["digits", index].finish_reason == "error"
     assert answers["person", 0].finish_reason == "stop"
     assert_drained(engine)
+
+
+def test_a_grammar_that_outgrows_the_narrow_limits_changes_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its rows go on under the wide ones, in whatever step that comes, also after a preemption."""
+    grows = GrammarSpec("grammar", "start: e\ne: e e e | e e | C\nC: /[a-z]/", is_ours=True)
+
+    def requests() -> list[EngineRequest]:
+        return [*mixed(), ask("grows", "six", temperature=1.0, seed=9, n=3, max_tokens=40, grammar=grows)]
+
+    roomy = make_engine()
+    expected = texts(run(roomy, requests()))
+    assert roomy._compiler.compile(grows).is_narrow
+    monkeypatch.setattr(module, "narrow_limits", lambda: LLParserLimits(max_items_in_row=30))
+    widen, widened = Grammar.widen, list[Grammar]()
+
+    def noted(grammar: Grammar) -> None:
+        widened.append(grammar)
+        widen(grammar)
+
+    def read(grammar: Grammar, token_ids: Sequence[int]) -> None:
+        if grammar in widened:
+            num_read.append(len(token_ids))
+        read_(grammar, token_ids)
+
+    read_, num_read = Grammar.read, list[int]()
+    monkeypatch.setattr(Grammar, "widen", noted)
+    monkeypatch.setattr(Grammar, "read", read)
+    small = make_engine(num_blocks=20, max_num_batched_tokens=17)
+    answers = run(small, requests())
+    assert small.stats().num_preemptions > 0
+    assert len(widened) >= 2
+    assert max(num_read) > 2, "in the midst of an answer"
+    assert texts(answers) == expected
+    assert {answers["grows", index].finish_reason for index in range(3)} <= {"length", "stop"}
+    assert_drained(small)
 
 
 def test_what_contradicts_a_grammar_is_refused() -> None:

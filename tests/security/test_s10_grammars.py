@@ -6,7 +6,7 @@ import json
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,20 +24,63 @@ ENDLESS = {  # no check finds what they become while an answer is drawn
     "nullable": "start: e e e e e e e e\ne: C e e C e | C | \nC: /(.|\\n)/\n",
     "right recursive": "start: a\na: C a | C b\nb: C b | C a | C\nC: /(.|\\n)/\n",
     "wide": "start: a{1,1000}\na: b{1,1000}\nb: c{1,1000}\nc: \"x\"{1,1000}\n",
+    "forced": 'start: A{3000}\nA: "qzjxk"{300}\n',
     "lexer": "start: A\nA: " + " & ".join(f"/(.{{0,200}}{c}.{{0,200}})/" for c in "abcd") + "\n",
 }  # fmt: skip
 REGEXES = [
     "(a+)+b", "(a|a)*", "a{1,100000}", "((a{1,100}){1,100}){1,100}", r"[\s\S]{1,65535}", "(" * 30_000, "(" * 3000 + "a" + ")" * 3000,
     "(?<=a)b", "(?!a)b", r"(a)\1", "[\\xff\\xfe]", "[z-a]", "a**", "*", "\\", "(?P<x>a)(?P<x>b)", "", "(?i)a{0,50000}",
     "(.*a){1,30}" * 10, r"\p{L}{1,10000}", "^$" * 5000, "[" + "a" * 50_000 + "]", "|".join(map(str, range(20_000))), "\x00",
-    ".{99999999}", "(a{1000}){1000}", "(((((.*)*)*)*)*)*b",
+    "(abcdefghij){40000}", ".{99999999}", "(a{1000}){1000}", "(((((.*)*)*)*)*)*b",
 ]  # fmt: skip
 GRAMMARS = [
     "root ::= root", "root ::= root root | root", "root ::= a\na ::= b\nb ::= a", 'root ::= ("" | root)*', "root ::= missing",
     'root ::= ""', 'root ::= ("a"?)*', "root ::= " + "(" * 10_000, "::=", "root", 'start: start "a"', "start: start",
     'start: A\nA: /(a+)+b/', "start: /[/", "start: missing", "%import x", '%include "/etc/passwd"', 'start: "a"~1..100000',
+    'start: "a" | /~(.|\\n)+/ b::0\nb::_ : b::incr(_) "y" | "x"', '{"grammars": [{"lark_grammar": "start: b::0"}]}',
     "\n".join(f'r{n}: r{n + 1} | "x"' for n in range(2000)), 'root ::= [^', 'root ::= "a"{1,1000000}', "\x00", "start: /.{1,99999}/ /.{1,99999}/",
 ]  # fmt: skip
+
+
+def any_of(schemas: Iterable[Any]) -> dict[str, Any]:
+    return {"anyOf": list(schemas)}
+
+
+def product(num_values: int, num_others: int) -> dict[str, Any]:
+    return {
+        "$defs": {
+            "s": {
+                "type": "object",
+                "required": ["x", "y", "z"],
+                "allOf": [any_of({"properties": {key: {"const": n}}} for n in range(num_values)) for key in "xyz"],
+            }
+        },
+        "type": "array",
+        "minItems": 1,
+        "items": {
+            "allOf": [
+                {"type": "array", "prefixItems": [{"$ref": "#/$defs/s"}], "minItems": 3},
+                *(any_of({"prefixItems": [{}] * at + [{"const": n}]} for n in range(num_others)) for at in (1, 2)),
+            ]
+        },
+    }
+
+
+ENDLESS_SCHEMAS = {  # small for whoever reads them, thousands of alternatives for whoever follows them
+    "product": product(16, 20),
+    "smaller product": product(9, 12),
+    "recursion": {
+        "$defs": {
+            "s": any_of(
+                {"type": "array", "prefixItems": [{"$ref": "#/$defs/s"}, {"const": n}], "items": False, "minItems": 2}
+                for n in range(900)
+            )
+        },
+        "type": "array",
+        "minItems": 1,
+        "items": {"$ref": "#/$defs/s"},
+    },
+}
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -159,11 +202,17 @@ def test_a_hostile_grammar(server: ServerProcess, attacker: Attacker, number: in
         attack(attacker, "grammar", GRAMMARS[number])
 
 
-@pytest.mark.parametrize("name", ENDLESS)
-def test_a_grammar_that_grows_while_it_is_followed(server: ServerProcess, attacker: Attacker, name: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [pytest.param("grammar", value, id=name) for name, value in ENDLESS.items()]
+    + [pytest.param("schema", value, id=name) for name, value in ENDLESS_SCHEMAS.items()],
+)
+def test_a_form_that_grows_while_it_is_followed(
+    server: ServerProcess, attacker: Attacker, kind: str, value: Any
+) -> None:
     """It may end its own answers, with words that say whose fault it is; the canary sings on."""
     with unharmed(server):
-        for target, body in forms("grammar", ENDLESS[name]):
+        for target, body in forms(kind, value):
             if target.path == "/v1/completions":
                 statuses = [
                     check_answer(attacker.send(target, body | {"n": n, "max_tokens": 60, "temperature": 1}))

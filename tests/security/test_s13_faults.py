@@ -18,6 +18,7 @@ from support.engines import Answers, ask, assert_drained, make_engine, run
 pytestmark = pytest.mark.security("S13")
 
 DIGITS = GrammarSpec("regex", "[0-9]{30,40}")
+LETTERS = GrammarSpec("grammar", "start: /[a-c]{30,40}/")  # followed beside the step loop
 
 
 def requests() -> list[EngineRequest]:
@@ -27,7 +28,7 @@ def requests() -> list[EngineRequest]:
         ask("r1", "one", seed=2, temperature=1.0, max_tokens=45, grammar=DIGITS),
         ask("r2", "two", seed=3, temperature=1.0, max_tokens=30, allowed_token_ids=tuple(b"xyz")),
         ask("r3", "three", n=2, seed=4, temperature=1.0, max_tokens=30),
-        ask("r4", "four", seed=5, temperature=1.0, max_tokens=45, grammar=GrammarSpec("regex", "[a-c]{30,40}")),
+        ask("r4", "four", seed=5, temperature=1.0, max_tokens=45, grammar=LETTERS),
         ask("r5", "five", seed=6, temperature=1.0, max_tokens=30, bad_words=("a", "q")),
         ask("r6", "six", max_tokens=30, stop=("zz",)),
         ask("r7", "seven", seed=8, temperature=1.0, max_tokens=30, logit_bias={101: 5.0}),
@@ -64,6 +65,8 @@ def breaks_after(count: int, real: Any, kind: type[BaseException]) -> Any:
     [
         ("grammar mask", RuntimeError),
         ("grammar mask", Panic),
+        ("grammar beside the loop", RuntimeError),
+        ("grammar beside the loop", Panic),
         ("grammar advance", RuntimeError),
         ("grammar advance", Panic),
         ("token list", RuntimeError),
@@ -78,7 +81,8 @@ def test_one_of_eight_breaks_and_seven_are_what_they_are_alone(
     for request in requests():
         expected |= texts(run(make_engine(), [request]))
     owner, name = {
-        "grammar mask": (Grammar, "narrow"),
+        "grammar mask": (Grammar, "write"),
+        "grammar beside the loop": (Grammar, "follow"),
         "grammar advance": (Grammar, "accept"),
         "token list": (AllowedTokens, "narrow"),
         "detokeniser": (Detokenizer, "push"),

@@ -6,6 +6,11 @@ Fails closed: what cannot be compiled whole is refused (BadRequest that names th
 grows too complex while an answer is drawn ends that answer with an error; no answer goes on unconstrained. Compiling is
 bounded by the library's own fuel and may be asked for by several threads; it lets Python's lock go. The compiled ones
 are kept, least recently used last, so that a schema sent again costs nothing.
+
+What octavo made of a schema, an expression or choices is compiled under narrow limits first (library.py), under which
+following it takes next to no time, and under the wide ones where it does not fit. One that outgrows the narrow ones
+while an answer is drawn goes on under the others (`Grammar.widen`): what may be said is the same under both. Grammars
+that a client wrote are never narrow: no size makes them harmless.
 """
 
 from __future__ import annotations
@@ -15,20 +20,26 @@ import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any, Final, Protocol
+from functools import lru_cache, partial
+from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
 
-from octavo.constraints.constraint import Bitmap, ConstraintError
-from octavo.constraints.library import NOTHING_FITS, byte_table, limits
+from octavo.constraints.constraint import Bitmap, ConstraintError, num_words
+from octavo.constraints.library import NOTHING_FITS, byte_table, limits, narrow_limits
 from octavo.errors import BadRequest
 from octavo.grammar_spec import BOUNDED_WHITESPACE, MAX_CHOICES, GrammarSpec
 from octavo.outputs import GRAMMAR_ENDED, INVALID_GRAMMAR_CODE
 
-MAX_CACHED: Final = 128
+MAX_CACHED: Final = 128  # narrow ones, a few MB each at most
+MAX_CACHED_WIDE: Final = 16  # tens of MB each at most
 LARK_MARK: Final = "%llguidance"  # what begins so is no GBNF
 _MAX_MESSAGE_CHARS: Final = 300
+_MAX_NARROW_SOURCE: Final = 8192  # characters; what is forced is spelled as far as it goes for every token
+_MAX_SPELLED: Final = 2048
+_TOKENS_AT_ONCE: Final = 16  # read with Python's lock held
+_MAX_KEPT_TEXTS: Final = 4096
+_MAX_KEPT_TEXT: Final = 128  # bytes
 _SPECIAL_TOKEN: Final = re.compile(r"<\[[\d,^*\- ]+\]>")
 
 
@@ -65,6 +76,7 @@ def check_grammar(spec: GrammarSpec) -> GrammarSpec:
             bytewise.consume_token((allowed & -allowed).bit_length() - 1)  # the first of them
         return bytewise.get_error() if bytewise.is_error() else ""
 
+    _refuse_endless(spec)
     return _ready(spec, attempt)
 
 
@@ -94,6 +106,11 @@ def _ready(spec: GrammarSpec, attempt: Callable[[GrammarSpec], str]) -> GrammarS
     return ready
 
 
+class _Compiled(NamedTuple):
+    matcher: Any  # llguidance.LLMatcher, of which samples get copies
+    is_narrow: bool
+
+
 class GrammarCompiler:
     """For one tokenizer, whose table is built when the first grammar is compiled (tenths of a second)."""
 
@@ -105,7 +122,7 @@ class GrammarCompiler:
         self._table: Any = None  # llguidance.LLTokenizer
         self._building = threading.Lock()
         self._lock = threading.Lock()
-        self._cached: OrderedDict[GrammarSpec, Any] = OrderedDict()
+        self._cached: OrderedDict[GrammarSpec, _Compiled] = OrderedDict()
         self.num_compiled = 0
         self.token_bytes = tokenizer.token_bytes
 
@@ -117,37 +134,61 @@ class GrammarCompiler:
         """A new sample's state. Raises BadRequest."""
         compiled = self._find(spec)
         if compiled is None:
-            compiled = self._compile(spec)
-            with self._lock:
-                self.num_compiled += 1
-                self._cached[spec] = compiled
-                while len(self._cached) > MAX_CACHED:
-                    self._cached.popitem(last=False)
-        return Grammar(compiled.deep_copy(), partial(self.forget, spec))
+            compiled = self._compile(spec, may_be_narrow=True)
+            self._keep(spec, compiled)
+        matcher, is_narrow = compiled
+        return Grammar(
+            matcher.deep_copy(),
+            self._vocab_size,
+            partial(self._wide, spec) if is_narrow else None,
+            on_break=partial(self.forget, spec),
+        )
 
     def forget(self, spec: GrammarSpec) -> None:
         """Copies share a lexer, and one that broke or is held is so for all: the next sample gets a new one."""
         with self._lock:
             self._cached.pop(spec, None)
 
-    def _find(self, spec: GrammarSpec) -> Any:
+    def _find(self, spec: GrammarSpec) -> _Compiled | None:
         with self._lock:
             if spec in self._cached:
                 self._cached.move_to_end(spec)
             return self._cached.get(spec)
 
-    def _compile(self, spec: GrammarSpec) -> Any:
+    def _keep(self, spec: GrammarSpec, compiled: _Compiled) -> None:
+        with self._lock:
+            self.num_compiled += 1
+            self._cached[spec] = compiled
+            alike = [each for each, its in self._cached.items() if its.is_narrow is compiled.is_narrow]
+            for oldest in alike[: -MAX_CACHED if compiled.is_narrow else -MAX_CACHED_WIDE]:
+                del self._cached[oldest]
+
+    def _wide(self, spec: GrammarSpec) -> Any:
+        """A matcher for a sample that outgrew the narrow limits; others with this grammar begin with wide ones."""
+        compiled = self._find(spec)
+        if compiled is None or compiled.is_narrow:
+            compiled = self._compile(spec, may_be_narrow=False)
+            self._keep(spec, compiled)
+        return compiled.matcher.deep_copy()
+
+    def _compile(self, spec: GrammarSpec, *, may_be_narrow: bool) -> _Compiled:
         from llguidance import LLMatcher
 
         compiled: Any = None
+        is_narrow = False
 
         def attempt(ready: GrammarSpec) -> str:
-            nonlocal compiled
-            compiled = LLMatcher(self._token_table(), _source(ready), log_level=0, limits=limits())
+            nonlocal compiled, is_narrow
+            source, table = _source(ready), self._token_table()
+            if may_be_narrow and not ready.is_written and len(source) <= _MAX_NARROW_SOURCE:
+                compiled = LLMatcher(table, source, log_level=0, limits=narrow_limits())
+                is_narrow = not compiled.is_error()
+            if not is_narrow:
+                compiled = LLMatcher(table, source, log_level=0, limits=limits())
             return compiled.get_error() if compiled.is_error() else ""
 
         _ready(spec, attempt)
-        return compiled
+        return _Compiled(compiled, is_narrow)
 
     def _token_table(self) -> Any:
         from llguidance import LLTokenizer, TokenizerWrapper
@@ -162,29 +203,75 @@ class GrammarCompiler:
 class Grammar:
     """A `Constraint`: one sample's place in a grammar."""
 
-    def __init__(self, matcher: Any, on_break: Callable[[], None] = lambda: None) -> None:
-        """`on_break` is called where the grammar cannot go on."""
+    def __init__(
+        self,
+        matcher: Any,
+        vocab_size: int,
+        wide: Callable[[], Any] | None = None,
+        on_break: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`wide` makes a matcher with wide limits, where this one has narrow ones. `on_break` is called where the
+        grammar cannot go on."""
         self._matcher = matcher
+        self._vocab_size = vocab_size
+        self._wide = wide
         self._on_break = on_break
         self.is_over = False
 
+    @property
+    def is_narrow(self) -> bool:
+        """No call takes longer than hundredths of a second; it raises where it would, and may go on with `widen`."""
+        return self._wide is not None
+
     def narrow(self, bitmap: Bitmap) -> None:
         mine = np.empty_like(bitmap)
-        self._matcher.unsafe_compute_mask_ptr(mine.ctypes.data, mine.nbytes)
-        self._check()
+        self.write(mine.ctypes.data, mine.nbytes)
         bitmap &= mine
+
+    def write(self, address: int, num_bytes: int) -> None:
+        """Its own bitmap, in memory that is so long and outlives the call. Raises as `narrow` does."""
+        self._matcher.unsafe_compute_mask_ptr(address, num_bytes)
+        if self._matcher.is_error():
+            self._break()
 
     def accept(self, token_id: int) -> None:
         if self.is_over:
             return
-        self._matcher.consume_token(token_id)
-        self._check()
-        self.is_over = bool(self._matcher.is_stopped())
+        if not self._matcher.consume_token(token_id):
+            self._break()
+        self.is_over = self._matcher.is_stopped()
 
-    def _check(self) -> None:
+    def follow(self, token_id: int) -> Bitmap:
+        """Accepts the token and returns the bitmap behind it. Raises as `accept` does.
+
+        `consume_token` holds Python's lock for as long as it takes, which would stop every thread and whoever waits for
+        this one. So the token is tried first with the lock let go, and what that took the other will take.
+        """
+        num_bytes = 4 * num_words(self._vocab_size)
+        tried = np.empty((2, num_words(self._vocab_size)), np.uint32)  # before and behind the token
+        self._matcher.unsafe_compute_mask_ptr_with_draft_token(tried.ctypes.data, num_bytes, [token_id])
         if self._matcher.is_error():
+            self._break()
+        self.accept(token_id)
+        behind: Bitmap = tried[1]
+        return behind
+
+    def widen(self) -> None:
+        """Begins again under wide limits, at the beginning. Raises BadRequest."""
+        assert self._wide is not None
+        self._matcher, self._wide, self.is_over = self._wide(), None, False
+
+    def read(self, token_ids: Sequence[int]) -> None:
+        """Tokens that were accepted before, by this grammar or another one of the kind. Raises as `accept` does."""
+        for first in range(0, len(token_ids), _TOKENS_AT_ONCE):
+            if not self._matcher.consume_tokens(token_ids[first : first + _TOKENS_AT_ONCE]):
+                self._break()
+        self.is_over = self._matcher.is_stopped()
+
+    def _break(self) -> None:
+        if self._wide is None:
             self._on_break()
-            raise ConstraintError(f"{GRAMMAR_ENDED}: {_short(self._matcher.get_error())}")
+        raise ConstraintError(f"{GRAMMAR_ENDED}: {_short(self._matcher.get_error())}")
 
 
 class _Vocabulary:
@@ -196,8 +283,16 @@ class _Vocabulary:
         self.special_token_ids = [token_id for token_id in range(vocab_size) if tokenizer.is_special(token_id)]
         self.eos_token_id = eos_token_ids[0] if eos_token_ids else tokenizer.eos_token_id
         self.bos_token_id = tokenizer.bos_token_id
+        self._kept = lru_cache(_MAX_KEPT_TEXTS)(self._encode)
 
     def __call__(self, text: bytes | str) -> list[int]:
+        """Asked for what a grammar forces, as far as it goes, before each of its tokens: the names of a schema, again
+        and again, or megabytes of a counted repeat. Only the first token of it is drawn next."""
+        if len(text) > _MAX_SPELLED:
+            text = text[:_MAX_SPELLED].decode("utf-8", "ignore") if isinstance(text, bytes) else text[:_MAX_SPELLED]
+        return self._encode(text) if len(text) > _MAX_KEPT_TEXT else self._kept(text)
+
+    def _encode(self, text: bytes | str) -> list[int]:
         spelled = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
         return self._tokenizer.encode(spelled, add_special_tokens=False, parse_special=False)
 
@@ -236,6 +331,15 @@ def _choice(spec: GrammarSpec) -> str:
             f"choice has {len(choices)} texts, the limit is {MAX_CHOICES}; send fewer, or a regex", param=spec.param
         )
     return "start: " + " | ".join(json.dumps(each, ensure_ascii=False) for each in choices)
+
+
+def _refuse_endless(spec: GrammarSpec) -> None:
+    """A rule with parameters can stand for another one for ever, and the library does not come back from it. Raises
+    BadRequest."""
+    if spec.is_written and spec.source.lstrip().startswith("{"):
+        raise _refusal(spec, "a list of grammars in JSON is not taken, but one in Lark's or GBNF's notation")
+    if spec.is_written and "::" in _lark(spec):
+        raise _refusal(spec, 'rules with parameters (::) are not taken; the text "::" can be written as ":" ":"')
 
 
 def _lark(spec: GrammarSpec) -> str:

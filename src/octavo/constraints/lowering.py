@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any, Final
 
 from octavo.constraints.schemas import Style, Unsupported, has_foreign_keywords, rewritten
@@ -28,10 +27,10 @@ def lowered(spec: GrammarSpec) -> GrammarSpec:
     """Without its schemas; the same where it has none. Raises Unsupported."""
     if spec.kind == "json_schema":
         found = next(_schemas(spec), None)
-        return spec if found is None else replace(spec, kind="grammar", source=_alone(found, spec))
+        return spec if found is None else spec.rewritten(_alone(found, spec))
     if spec.kind != "grammar":
         return spec
-    return replace(spec, source=_INLINE.sub(_several, spec.source))
+    return spec.rewritten(_INLINE.sub(_several, spec.source))
 
 
 def _schemas(spec: GrammarSpec) -> Iterator[Any]:

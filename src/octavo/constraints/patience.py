@@ -1,4 +1,4 @@
-"""Makes a step's masks on a thread of its own, and waits for none of them longer than a step can bear.
+"""Does what rows' grammars ask for on a thread of its own, and waits for none of them longer than a step can bear.
 
 The grammar library bounds its work by counting, and what it counts can take seconds; it cannot be stopped. So it runs
 beside the step loop, one piece of work a row, and one that takes too much processor time is left behind: its row ends,
@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Final
 
-ROW_SECONDS: Final = 0.5  # of one row's mask
-STEP_SECONDS: Final = 2.0  # of a step's masks together; what comes behind it has less
+ROW_SECONDS: Final = 0.2  # of one row
+STEP_SECONDS: Final = 1.0  # of a step's rows together; what comes behind it has less
 LEAST_SECONDS: Final = 0.05  # what every row has; the first masks of an honest grammar take so long
 _LOOK_SECONDS: Final = 0.01
 _LEAST_NICE: Final = 19
@@ -43,6 +43,7 @@ class _Batch:
     """What a thread is given. `place` and `began` change together, under the lock."""
 
     works: Sequence[Work]
+    extra: Sequence[float]
     outcomes: list[Outcome]
     place: int  # of the work that is being done
     began: float = 0.0  # the thread's own clock, when it began that
@@ -103,14 +104,14 @@ class Patience:
     def __init__(self) -> None:
         self._helper: _Helper | None = None
 
-    def run(self, works: Sequence[Work], on_late: Callable[[int], None]) -> list[Outcome]:
+    def run(self, works: Sequence[Work], on_late: Callable[[int], None], extra: Sequence[float]) -> list[Outcome]:
         """All of them in order, one outcome each. `on_late` hears of one that is left behind before the next begins:
-        what they share may stay locked."""
+        what they share may stay locked. `extra`: seconds that each may take above what all may."""
         outcomes = [Outcome() for _ in works]
         place = 0
         while place < len(works):
             helper = self._helper = self._helper or _Helper()
-            batch = _Batch(works, outcomes, place)
+            batch = _Batch(works, extra, outcomes, place)
             helper.begin(batch)
             while not batch.done.wait(_LOOK_SECONDS):
                 if self._is_late(batch, helper):
@@ -135,7 +136,8 @@ class Patience:
                 return False
             seconds = helper.seconds() - batch.began
             spent = sum(outcome.seconds for outcome in batch.outcomes)
-            if seconds <= max(LEAST_SECONDS, min(ROW_SECONDS, STEP_SECONDS - spent)):
+            left = STEP_SECONDS + sum(batch.extra) - spent
+            if seconds <= max(LEAST_SECONDS, min(ROW_SECONDS + batch.extra[batch.place], left)):
                 return False
             batch.outcomes[batch.place] = Outcome(seconds, is_late=True)
             batch.left.set()

@@ -22,6 +22,7 @@ from octavo.constraints.table import ConstraintTable
 from octavo.core import prefix_key
 from octavo.core.request import Request
 from octavo.engine.block_mover import BlockMover
+from octavo.engine.c_heap import c_heap_trim
 from octavo.engine.control import Control
 from octavo.engine.deadlines import Deadlines
 from octavo.engine.engine_request import EngineRequest, ForkPoint
@@ -209,8 +210,9 @@ class Engine:
             updates = self.scheduler.commit(plan, result, left, left - entered)
             if self._prefills:
                 deltas += self._prefills.look(left, updates)
+            over = self._constraints.accept((update.seq_id, update.new_token_ids) for update in updates)
             for update in updates:
-                deltas += self._handle(update, left)
+                deltas += self._handle(update, left, is_over=update.seq_id in over)
             self._outputs.counters.iteration_tokens.add(plan.num_tokens)
             self._num_steps += 1
             committed = self._clock()
@@ -252,6 +254,8 @@ class Engine:
         if self._trimmed_at_step != self._num_steps:
             self._trimmed_at_step = self._num_steps
             self.executor.trim()
+            if self._constraints.take_worked_apart() and (trim := c_heap_trim()) is not None:
+                trim()  # what grammars took there may have been large, and stays in the other thread's arena
 
     def store_some(self) -> bool:
         """Nothing runs: gives a tier some of the cached blocks it lacks. Whether there are more to give now."""
@@ -322,9 +326,8 @@ class Engine:
             self._mover.close()
         self.executor.close()
 
-    def _handle(self, update: SequenceUpdate, now: float) -> Iterable[SequenceDelta]:
+    def _handle(self, update: SequenceUpdate, now: float, *, is_over: bool) -> Iterable[SequenceDelta]:
         try:
-            is_over = len(self._constraints) > 0 and self._constraints.accept(update.seq_id, update.new_token_ids)
             outcome = self._outputs.process(update, now, is_over=is_over)
         except Exception:
             _log.exception("request %s ended by a fault in its output", update.request_id)

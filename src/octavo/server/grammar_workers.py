@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from dataclasses import replace
 from typing import NamedTuple
 
 from octavo.errors import BadRequest
@@ -61,7 +60,7 @@ class GrammarWorkers:
             self._verdicts.move_to_end(spec)
         if verdict.refusal:
             raise BadRequest(verdict.refusal, param=spec.param, code="invalid_grammar")
-        return replace(spec, kind="grammar", source=verdict.source) if verdict.source else spec
+        return spec.rewritten(verdict.source) if verdict.source else spec
 
     async def close(self) -> None:
         await self._pool.close()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable
 
 import numpy as np
 import pytest
 
 from octavo.constraints import grammar as module
-from octavo.constraints.constraint import ConstraintError, num_words
+from octavo.constraints.constraint import ConstraintError, bitmap_of, num_words
 from octavo.constraints.grammar import Grammar, GrammarCompiler, check_grammar
 from octavo.errors import BadRequest
 from octavo.grammar_spec import MAX_CHOICES, GrammarSpec
@@ -138,11 +139,25 @@ def test_a_compiled_grammar_is_kept_and_the_least_recently_used_goes(monkeypatch
     assert not made.is_cached(second)
 
 
+def test_few_large_grammars_are_kept_and_small_ones_do_not_go_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_CACHED_WIDE", 2)
+    made = compiler()
+    large = [GrammarSpec("choice", json.dumps([f"{n}{m}" for n in range(600)])) for m in "abc"]
+    small = [GrammarSpec("regex", "a" * n) for n in (1, 2, 3)]
+    for spec in (*small, *large):
+        made.compile(spec)
+    assert [made.is_cached(spec) for spec in large] == [False, True, True]
+    assert all(made.is_cached(spec) for spec in small)
+
+
 def test_a_grammar_that_broke_is_not_kept() -> None:
     made, spec = compiler(), GrammarSpec("regex", "[0-9]+")
     grammar = made.compile(spec)
     with pytest.raises(ConstraintError):
         grammar.accept(ord("x"))
+    grammar.widen()
+    with pytest.raises(ConstraintError):
+        grammar.follow(ord("x"))
     assert not made.is_cached(spec)
     assert allowed(made.compile(spec)) == set(b"0123456789")
 
@@ -181,3 +196,159 @@ def test_samples_of_one_grammar_have_places_of_their_own() -> None:
 
 def test_the_request_field_is_no_part_of_what_a_grammar_is() -> None:
     assert GrammarSpec("regex", "a", param="guided_regex") == GrammarSpec("regex", "a")
+
+
+class Counting(FakeTokenizer):
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoded: list[str] = []
+
+    def encode(self, text: str, **options: bool) -> list[int]:
+        self.encoded.append(text)
+        return super().encode(text, **options)
+
+
+def test_what_a_grammar_forces_is_not_spelled_again_for_every_answer() -> None:
+    """The names of a schema come in every answer. A long text is not kept: it is a client's, and may be a megabyte."""
+    tokenizer = Counting()
+    grammars = GrammarCompiler(tokenizer, tokenizer.vocab_size, [EOS])
+    long = "x" * 1000
+    spec = schema({"type": "object", "properties": {"a": {"const": long}}, "required": ["a"]}, whitespace="none")
+    for _ in range(3):
+        grammar = grammars.compile(spec)
+        for letter in ('{"a":"' + long + '"}').encode():
+            assert letter in allowed(grammar)
+            grammar.accept(letter)
+        assert grammar.is_over
+    counts = Counter(tokenizer.encoded)
+    short = {text: count for text, count in counts.items() if len(text) < 100}
+    assert short, "the library asked for the spelling of what is forced"
+    assert set(short.values()) == {1}
+    assert any(len(text) > 900 and count == 3 for text, count in counts.items())
+
+
+def test_what_can_become_slow_is_not_narrow() -> None:
+    """By the number of symbols that stand for one another, and by what is spelled for every token."""
+    made = compiler()
+    wide = [
+        GrammarSpec("choice", json.dumps([f"x{n}" for n in range(600)])),
+        schema({"anyOf": [{"type": "array", "prefixItems": [{"const": n}], "items": False} for n in range(300)]}),
+        schema(
+            {
+                "type": "object",
+                "required": ["x", "y", "z"],
+                "allOf": [{"anyOf": [{"properties": {key: {"const": n}}} for n in range(8)]} for key in "xyz"],
+            }
+        ),
+        schema({"const": "x" * 10_000}),
+        GrammarSpec("regex", "x" * 10_000),
+        GrammarSpec("grammar", 'start: "x"'),  # of a client, which may be anything
+        GrammarSpec(
+            "grammar",
+            "start: r0\n" + "\n".join(f'r{n}: "{n}" r{n + 1}? | "x"' for n in range(400)) + '\nr400: "y"',
+            is_ours=True,
+        ),
+    ]
+    assert [made.compile(spec).is_narrow for spec in wide] == [False] * len(wide)
+    narrow = [
+        schema(PERSON),
+        schema({"type": "object", "properties": {f"p{n}": {"type": "string"} for n in range(30)}}),
+        GrammarSpec("json_object"),
+        GrammarSpec("choice", '["yes", "no"]'),
+        GrammarSpec("regex", "[0-9]{3}-[0-9]{4}"),
+        GrammarSpec("grammar", 'start: "x"', is_ours=True),
+    ]
+    assert [made.compile(spec).is_narrow for spec in narrow] == [True] * len(narrow)
+
+
+def test_a_grammar_goes_on_under_wide_limits_where_it_outgrows_the_narrow_ones() -> None:
+    made, spec = (
+        compiler(),
+        GrammarSpec("grammar", "start: e\ne: e e e e | e e e | e e | C | C e | e C\nC: /[a-z]/", is_ours=True),
+    )
+    grammar, drawn = made.compile(spec), []
+    assert grammar.is_narrow
+    for letter in b"abcdefghijklmno" * 6:
+        drawn.append(letter)
+        try:
+            grammar.accept(letter)
+            allowed(grammar)
+        except ConstraintError:
+            break
+    else:
+        pytest.fail("it never outgrew the limits")
+    assert len(drawn) > 2
+    grammar.widen()
+    assert not grammar.is_narrow
+    grammar.read(drawn[:-1])
+    behind = grammar.follow(drawn[-1])
+    assert allowed(grammar) == {*range(ord("a"), ord("z") + 1), EOS}
+    assert behind.tolist() == bitmap_of([*range(ord("a"), ord("z") + 1), EOS], TOKENIZER.vocab_size).tolist()
+    again = made.compile(spec)
+    assert not again.is_narrow, "the next sample need not outgrow them too"
+    for letter in drawn:
+        again.accept(letter)
+    assert allowed(again) == allowed(grammar)
+    assert made.num_compiled == 2
+    with pytest.raises(ConstraintError, match="grammar"):
+        again.accept(ord("1"))
+    assert not made.is_cached(spec)
+
+
+ENDLESS_RULES = {  # following them takes for ever, and nothing stops the library
+    "parameters": 'start: "a" | /~(.|\\n)+/ b::0\nb::_ : b::incr(_) "y" | "x"',
+    "in JSON": json.dumps(
+        {"grammars": [{"lark_grammar": 'start: "a" | "bb" b::0\nb::_ : b::incr(_) "y" | "x"'}]}
+    ).replace("::", "\\u003a\\u003a"),
+    "in GBNF": 'root ::= "a" b::0',
+}
+
+
+@pytest.mark.parametrize("name", ENDLESS_RULES)
+def test_rules_with_parameters_are_refused(name: str) -> None:
+    with pytest.raises(BadRequest) as raised:
+        check_grammar(GrammarSpec("grammar", ENDLESS_RULES[name]))
+    assert raised.value.code == "invalid_grammar"
+    if name != "in GBNF":
+        assert "not taken" in raised.value.message
+
+
+def test_what_must_be_spelled_is_bounded() -> None:
+    """A few characters can force megabytes, which would be spelled before each of their tokens."""
+    tokenizer = Counting()
+    grammars = GrammarCompiler(tokenizer, tokenizer.vocab_size, [EOS])
+    grammar = grammars.compile(
+        schema({"type": "array", "items": {"const": "x" * 3000}, "minItems": 5}, whitespace="none")
+    )
+    text = b'["' + b"x" * 3000
+    for letter in text[:30]:
+        assert allowed(grammar) == {letter}
+        grammar.accept(letter)
+    assert 0 < max(map(len, tokenizer.encoded)) <= 2048
+
+
+@pytest.mark.parametrize(
+    ("spec", "text"),
+    [
+        (schema(PERSON), '{"name": "é", "age": 12}'),
+        (GrammarSpec("grammar", 'start: a "z"\na[suffix="b"]: /[a-c]*/'), "acbz"),
+        (GrammarSpec("grammar", "%ignore / +/\nstart: (a | B)+\na[lazy]: /x.*?y/\nB: /[0-9]+/"), "xay 12 xyxby7"),
+        (GrammarSpec("regex", "(a|b)*c{2,5}"), "ababccc"),
+    ],
+)
+def test_to_follow_a_token_is_to_accept_it_and_to_look(spec: GrammarSpec, text: str) -> None:
+    grammars = compiler()
+    following, accepting = grammars.compile(spec), grammars.compile(spec)
+    for letter in text.encode():
+        behind = following.follow(letter)
+        accepting.accept(letter)
+        assert following.is_over is accepting.is_over
+        if not accepting.is_over:
+            bits = np.unpackbits(behind.view(np.uint8), bitorder="little")
+            assert set(np.flatnonzero(bits)) == allowed(accepting) == allowed(following)
+
+
+def test_what_cannot_be_tried_beforehand_ends_the_answer_with_words() -> None:
+    grammar = compiler().compile(GrammarSpec("grammar", 'start: a "z"\na[stop="b"]: /[a-c]*/'))
+    with pytest.raises(ConstraintError, match="stop="):
+        grammar.follow(ord("a"))

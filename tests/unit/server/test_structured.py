@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from octavo.constraints.grammar import Grammar, GrammarCompiler
 from octavo.errors import BadRequest
 from octavo.grammar_spec import GrammarSpec
 from octavo.server.grammar_workers import GrammarWorkers
@@ -24,6 +25,9 @@ SCHEMA = {
     "required": ["kind", "old"],
     "additionalProperties": False,
 }
+TOOL = {"type": "function", "function": {"name": "look", "parameters": SCHEMA, "strict": True}}
+NEEDS_LOWERING = {"type": "array", "items": {"enum": [1, 2]}, "uniqueItems": True}
+WITH_LOWERED = "start: x\nx: %json " + json.dumps(NEEDS_LOWERING | {"x-guidance": {"whitespace_flexible": False}})
 FORMS: list[tuple[dict[str, Any], str]] = [
     (
         {"structured_outputs": {"json": SCHEMA, "disable_any_whitespace": True}},
@@ -154,7 +158,14 @@ def test_a_worker_says_what_cannot_be_compiled_and_remembers_it() -> None:
     async def go() -> None:
         workers = GrammarWorkers(Limits())
         good, bad = GrammarSpec("json_schema", json.dumps(SCHEMA)), GrammarSpec("regex", "(?=a)", param="guided_regex")
-        await workers.check(good)
+        assert await workers.check(good) == good
+        for kind, source, is_ours in (
+            ("json_schema", json.dumps(NEEDS_LOWERING), True),
+            ("grammar", WITH_LOWERED, False),
+        ):
+            ready = await workers.check(GrammarSpec(kind, source))  # type: ignore[arg-type]
+            assert (ready.kind, ready.is_ours) == ("grammar", is_ours)
+            assert "uniqueItems" not in ready.source
         pids = {worker._process.pid for worker in workers._pool._idle}
         for _ in range(2):
             with pytest.raises(BadRequest, match="look-around") as raised:
@@ -214,3 +225,40 @@ def test_what_would_break_at_its_first_token_is_a_400_and_reaches_no_step(form: 
             assert not here.engine.requests
 
     run(go())
+
+
+@pytest.mark.parametrize(
+    ("fields", "kind", "is_written"),
+    [
+        ({"response_format": {"type": "json_object"}}, "json_object", False),
+        ({"structured_outputs": {"json": SCHEMA}}, "json_schema", False),
+        ({"structured_outputs": {"json": NEEDS_LOWERING}}, "grammar", False),
+        ({"structured_outputs": {"regex": "a+"}}, "regex", False),
+        ({"structured_outputs": {"choice": ["a", "b"]}}, "choice", False),
+        ({"tools": [TOOL]}, "grammar", False),
+        ({"tools": [TOOL], "tool_choice": "required"}, "grammar", False),
+        ({"structured_outputs": {"grammar": "start: /a+/"}}, "grammar", True),
+        ({"structured_outputs": {"grammar": WITH_LOWERED}}, "grammar", True),
+        ({"guided_grammar": "root ::= [a]+"}, "grammar", True),
+    ],
+)
+def test_only_a_grammar_of_the_clients_own_may_have_any_number_of_readings(
+    fields: dict[str, Any], kind: str, is_written: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is bounded is followed on the step loop itself, so nothing that a client wrote may pass for it."""
+    seen: set[GrammarSpec] = set()
+    compile_ = GrammarCompiler.compile
+
+    def noted(self: GrammarCompiler, spec: GrammarSpec) -> Grammar:
+        seen.add(spec)
+        return compile_(self, spec)
+
+    monkeypatch.setattr(GrammarCompiler, "compile", noted)
+
+    async def go() -> None:
+        async with site(max_model_len=2048) as here:
+            answer = await here.chat(max_tokens=5, **fields)
+            assert answer.status_code == 200, answer.text
+
+    run(go())
+    assert [(spec.kind, spec.is_written) for spec in seen] == [(kind, is_written)]

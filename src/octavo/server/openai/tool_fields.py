@@ -103,7 +103,7 @@ async def enforced(asked: Asked, loaded: Loaded, limits: Limits, *, is_thinking:
         source = of_answers(
             speech, asked.schemas, schemas, special_ids, is_thinking=is_thinking, max_calls=asked.max_calls
         )
-    spec = GrammarSpec("grammar", source, param="tools")
+    spec = GrammarSpec("grammar", source, is_ours=True, param="tools")
     check_size(Form(spec), limits)
     try:
         return await loaded.grammars.check(spec)
