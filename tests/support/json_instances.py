@@ -28,9 +28,19 @@ IN_PLACE = ("allOf", "anyOf", "oneOf", "not", "if", "then", "else", "dependentSc
 INSIDE = {str: ("additionalProperties", "patternProperties", "unevaluatedProperties"), int: ("items", "contains")}
 
 
+class WideCompiler(GrammarCompiler):
+    """Its grammars are not narrow, so that whoever follows one need not widen it."""
+
+    def compile(self, spec: GrammarSpec) -> Grammar:
+        grammar = super().compile(spec)
+        if grammar.is_narrow:
+            grammar.widen()
+        return grammar
+
+
 def compiler() -> GrammarCompiler:
     """Whose tokens are bytes."""
-    return GrammarCompiler(FakeTokenizer(), FakeTokenizer.vocab_size, [EOS])
+    return WideCompiler(FakeTokenizer(), FakeTokenizer.vocab_size, [EOS])
 
 
 def allows(grammar: Grammar, text: str) -> bool:
