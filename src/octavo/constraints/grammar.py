@@ -247,9 +247,8 @@ class Grammar:
         `consume_token` holds Python's lock for as long as it takes, which would stop every thread and whoever waits for
         this one. So the token is tried first with the lock let go, and what that took the other will take.
         """
-        num_bytes = 4 * num_words(self._vocab_size)
         tried = np.empty((2, num_words(self._vocab_size)), np.uint32)  # before and behind the token
-        self._matcher.unsafe_compute_mask_ptr_with_draft_token(tried.ctypes.data, num_bytes, [token_id])
+        self._matcher.unsafe_compute_mask_ptr_with_draft_token(tried.ctypes.data, tried[0].nbytes, [token_id])
         if self._matcher.is_error():
             self._break()
         self.accept(token_id)
@@ -336,9 +335,11 @@ def _choice(spec: GrammarSpec) -> str:
 def _refuse_endless(spec: GrammarSpec) -> None:
     """A rule with parameters can stand for another one for ever, and the library does not come back from it. Raises
     BadRequest."""
-    if spec.is_written and spec.source.lstrip().startswith("{"):
+    if not spec.is_written:
+        return
+    if spec.source.lstrip().startswith("{"):
         raise _refusal(spec, "a list of grammars in JSON is not taken, but one in Lark's or GBNF's notation")
-    if spec.is_written and "::" in _lark(spec):
+    if "::" in _lark(spec):
         raise _refusal(spec, 'rules with parameters (::) are not taken; the text "::" can be written as ":" ":"')
 
 

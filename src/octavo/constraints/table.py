@@ -80,17 +80,25 @@ class _Row:
     is_made: bool = False  # the bitmap says what may follow the latest token
     error: str = ""  # why it cannot go on
 
-    def narrow(self, bitmap: Bitmap) -> None:
-        """Makes its bitmap."""
+    @property
+    def is_over(self) -> bool:
+        if self.grammar is not None and self.grammar.is_over:
+            return True
+        return any(constraint.is_over for constraint in self.lists)
+
+    def narrow(self, bitmap: Bitmap, mine: Bitmap | None = None) -> None:
+        """Makes its bitmap. `mine`: what the grammar allows, where that is known."""
         bitmap.fill(0xFFFFFFFF)
         for constraint in self.lists:
             constraint.narrow(bitmap)
-        if self.grammar is not None:
+        if mine is not None:
+            bitmap &= mine
+        elif self.grammar is not None:
             self.grammar.narrow(bitmap)
 
     def catch_up(self, bitmap: Bitmap) -> None:
         """Reads what is unread and makes its bitmap. On another thread, which may be left behind with the row."""
-        grammar, unread = self.grammar, self.unread
+        grammar, unread, mine = self.grammar, self.unread, None
         if self.error or grammar is None:
             return
         self.unread, self.token_ids = [], []
@@ -99,13 +107,7 @@ class _Row:
         if unread:
             grammar.read(unread[:-1])  # drawn before the row came back
             mine = grammar.follow(unread[-1])
-        if not unread or grammar.is_over:
-            self.narrow(bitmap)
-            return
-        bitmap.fill(0xFFFFFFFF)
-        for constraint in self.lists:
-            constraint.narrow(bitmap)
-        bitmap &= mine
+        self.narrow(bitmap, None if grammar.is_over else mine)
 
 
 class ConstraintTable:
@@ -169,7 +171,7 @@ class ConstraintTable:
             self._charge(row, min(seconds, cpu), num_tokens)
         if apart:
             self._make_apart(list(apart.values()))
-            over |= {seq_id for seq_id, row in apart.items() if not row.error and row.grammar and row.grammar.is_over}
+            over |= {seq_id for seq_id, row in apart.items() if not row.error and row.is_over}
         return over
 
     def take_worked_apart(self) -> bool:
@@ -229,11 +231,11 @@ class ConstraintTable:
             if grammar is None:
                 row.narrow(self._bitmaps[row.place])
                 row.is_made = True
-                return False
-            if grammar.is_narrow:
+            elif grammar.is_narrow:
                 row.is_made = self._follow_narrow(row, grammar, token_ids)
-                return row.is_made and grammar.is_over
-            row.unread += token_ids
+            else:
+                row.unread += token_ids
+            return row.is_made and row.is_over
         except BaseException as error:
             row.error = _said(error)
         return False
