@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterable
-from contextlib import aclosing
+from contextlib import AbstractContextManager, aclosing, nullcontext
 from types import TracebackType
 from typing import Any
 
@@ -38,24 +38,23 @@ def named_event(name: str, content: Any) -> bytes:
     return b"event: " + name.encode("ascii") + b"\ndata: " + _encoder.encode(content) + b"\n\n"
 
 
-class Started:
-    """A generation's steps, of which the first has come. `aclose` ends the engine's work, whatever was read."""
+class Steps:
+    """A generation's steps as a stream takes them. `aclose` ends the engine's work, whatever was read."""
 
-    def __init__(self, first: Step, steps: AsyncGenerator[Step, None]) -> None:
-        self._first: Step | None = first
-        self._steps = steps
+    def __init__(
+        self, generation: Generation, *, said: Callable[[], AbstractContextManager[None]] = nullcontext
+    ) -> None:
+        """`said`: within which the engine's refusals get the words of the route."""
+        self._steps = generation.run()
+        self._said = said
+        self._first: Step | None = None
 
-    @classmethod
-    async def wait(cls, generation: Generation) -> Started:
-        """Raises what the engine refuses the request with."""
-        steps = generation.run()
-        try:
-            return cls(await anext(steps), steps)
-        except BaseException:
-            await steps.aclose()
-            raise
+    async def begin(self) -> None:
+        """Waits for the first. Raises what the engine refuses the request with."""
+        with self._said():
+            self._first = await anext(self._steps)
 
-    def __aiter__(self) -> Started:
+    def __aiter__(self) -> Steps:
         return self
 
     async def __anext__(self) -> Step:
@@ -67,12 +66,13 @@ class Started:
 
 
 class EventStream(Response):
-    """Sends the events as they come, watching for the client to leave."""
+    """Sends the events as they come, watching for the client to leave. Until the first step is there nothing is sent,
+    and what the engine refuses the request with is raised: the answer is an error's then."""
 
     def __init__(
         self,
         events: AsyncGenerator[bytes, None],
-        steps: Started,
+        steps: Steps,
         *,
         write_timeout_seconds: float,
         media_type: str = "text/event-stream",
@@ -93,6 +93,7 @@ class EventStream(Response):
 
     async def _write(self, send: Send) -> None:
         try:
+            await self._steps.begin()
             await self._write_events(send)
         finally:
             await self._steps.aclose()  # also where the events were never begun
@@ -152,7 +153,7 @@ class WriteDeadline:
 
 
 async def events(
-    steps: Started,
+    steps: Steps,
     generation: Generation,
     to_chunks: ToChunks,
     *,

@@ -33,7 +33,7 @@ from octavo.server.openai.call import Call, Routes, ends_with_client
 from octavo.server.openai.parse import read
 from octavo.server.openai.schemas import ChatRequest
 from octavo.server.openai.tool_fields import asked_of
-from octavo.server.streaming import EventStream, Started, named_event
+from octavo.server.streaming import EventStream, Steps, named_event
 from octavo.server.tools.speech import Readers, reader_of
 
 
@@ -46,7 +46,7 @@ async def create_message(routes: Routes, http: Request) -> Response:
     generation, call.readers = started.generation, started.readers
     if not call.chat.stream:
         return json_response(call.whole((await generation.collect())[0], generation))
-    steps = await Started.wait(generation)
+    steps = Steps(generation)
     content = call.events(steps, generation, http.url.path)
     return EventStream(content, steps, write_timeout_seconds=limits.write_timeout_seconds)
 
@@ -74,7 +74,7 @@ class _MessageCall(Call):
         made |= _ending(answer.finish_reason, answer.stop_reason, blocks)
         return made | self.explanation(generation)
 
-    async def events(self, steps: Started, generation: Generation, path: str) -> AsyncGenerator[bytes, None]:
+    async def events(self, steps: Steps, generation: Generation, path: str) -> AsyncGenerator[bytes, None]:
         blocks = self._blocks()
         try:
             start = self._message([], generation.usage)

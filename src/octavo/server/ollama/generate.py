@@ -31,7 +31,7 @@ from octavo.server.openai.field_names import FieldNames
 from octavo.server.openai.logprobs import chat_content
 from octavo.server.openai.parse import read
 from octavo.server.openai.schemas import ChatRequest
-from octavo.server.streaming import EventStream, Started
+from octavo.server.streaming import EventStream, Steps
 from octavo.server.tools.speech import Readers, reader_of
 
 MEDIA_TYPE = "application/x-ndjson"
@@ -70,7 +70,7 @@ async def _answer(routes: Routes, http: Request, schema: type[Body]) -> Response
         answer = (await generation.collect())[0]
         whole = call.piece(**call.pieces().message(answer.text), logprobs=answer.logprobs)
         return json_response(whole | call.ending(answer.finish_reason, generation))
-    steps = await Started.wait(generation)
+    steps = Steps(generation)
     lines = call.lines(steps, generation, http.url.path)
     return EventStream(lines, steps, write_timeout_seconds=limits.write_timeout_seconds, media_type=MEDIA_TYPE)
 
@@ -112,7 +112,7 @@ class _OllamaCall(Call):
             **self.explanation(generation),
         }
 
-    async def lines(self, steps: Started, generation: Generation, path: str) -> AsyncGenerator[bytes, None]:
+    async def lines(self, steps: Steps, generation: Generation, path: str) -> AsyncGenerator[bytes, None]:
         """The last line carries no text; one that would say nothing is left out."""
         pieces = self.pieces()
         try:

@@ -28,7 +28,7 @@ from octavo.server.openai.receipts import progress_body, timings_body
 from octavo.server.openai.schemas import SamplingFields
 from octavo.server.openai.structured import grammar_of
 from octavo.server.state import Loaded, ServerState
-from octavo.server.streaming import EventStream, Started, ToChunks, events
+from octavo.server.streaming import EventStream, Steps, ToChunks, events
 from octavo.server.visit import visit_of
 
 
@@ -196,10 +196,9 @@ class Call:
 
         return chunks if self.state.config.explain_cache else to_chunks
 
-    async def stream(self, generation: Generation, to_chunks: ToChunks, kind: str) -> Response:
-        """Once the first delta is there."""
+    def stream(self, generation: Generation, to_chunks: ToChunks, kind: str) -> Response:
         options = self.body.stream_options
-        steps = await Started.wait(generation)
+        steps = Steps(generation)
         content = events(
             steps,
             generation,

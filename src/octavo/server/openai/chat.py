@@ -32,7 +32,7 @@ async def create_chat_completion(routes: Routes, http: Request) -> Response:
     call.prompt, call.readers, generation = started.prompt, started.readers, started.generation
     if body.stream:
         chunks = call.chunks if call.readers is None else call.spoken_chunks
-        return await call.stream(generation, chunks, "chat.completion.chunk")
+        return call.stream(generation, chunks, "chat.completion.chunk")
     return json_response(await call.whole(await generation.collect(), generation))
 
 

@@ -47,7 +47,7 @@ async def create_completion(routes: Routes, http: Request) -> Response:
         return await call.echo_only(sampling)
     generation = call.generation(call.prompts, call.samplings(sampling))
     if body.stream:
-        return await call.stream(generation, call.chunks, "text_completion")
+        return call.stream(generation, call.chunks, "text_completion")
     return json_response(await call.whole(await generation.collect(), generation))
 
 

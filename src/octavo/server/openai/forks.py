@@ -43,7 +43,7 @@ async def create_fork(routes: Routes, http: Request) -> Response:
     ]
     generation = await call.branch(samplings)
     if body.stream:
-        return await call.stream(generation, call.chunks, "text_completion")
+        return call.stream(generation, call.chunks, "text_completion")
     return json_response(await call.whole(await generation.collect(), generation))
 
 

@@ -27,7 +27,7 @@ from octavo.server.openai.schemas import ChatRequest
 from octavo.server.responses_api.convert import repeated, wants_logprobs
 from octavo.server.responses_api.output import Named, Output
 from octavo.server.responses_api.schemas import ResponsesRequest
-from octavo.server.streaming import Started, named_event
+from octavo.server.streaming import Steps, named_event
 from octavo.server.tools.speech import reader_of
 
 Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
@@ -110,7 +110,7 @@ class ResponseCall(Call):
             self.cut()
             await self._keep()
 
-    async def events(self, steps: Started) -> AsyncGenerator[bytes, None]:
+    async def events(self, steps: Steps) -> AsyncGenerator[bytes, None]:
         numbers = itertools.count()
 
         def event(kind: str, **fields: Any) -> bytes:

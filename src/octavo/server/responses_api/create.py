@@ -31,7 +31,7 @@ from octavo.server.responses_api.convert import NAMES, chat_request, check_inclu
 from octavo.server.responses_api.fitting import fit
 from octavo.server.responses_api.items import Kept, kept, messages_of, references
 from octavo.server.responses_api.schemas import InputFields, InputTokensRequest, ResponsesRequest
-from octavo.server.streaming import EventStream, Started
+from octavo.server.streaming import EventStream, Steps
 
 
 @ends_with_client
@@ -50,11 +50,11 @@ async def create_response(routes: Routes, http: Request) -> Response:
         call.begin(await conversation.start_read(call, chat, prompt))
     if body.background:
         return _in_background(call, routes.state.responses, http)
-    with NAMES.said():
-        if not body.stream:
+    if not body.stream:
+        with NAMES.said():
             await call.collect()
-            return json_response(call.response())
-        steps = await Started.wait(call.running)
+        return json_response(call.response())
+    steps = Steps(call.running, said=NAMES.said)
     return EventStream(call.events(steps), steps, write_timeout_seconds=limits.write_timeout_seconds)
 
 
