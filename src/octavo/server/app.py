@@ -1,13 +1,13 @@
 """The HTTP application: every route, behind the one door. Knows no process, port or signal (`octavo.server.run` does).
 
-Refuses to route around the door: it wraps the router, so a route added here is guarded without doing anything.
+Refuses to route around the door: it wraps the application, so a route added here is guarded without doing anything.
 """
 
 from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from fastapi import FastAPI, Path, Query, Request, Response
+from fastapi import Path, Query, Request, Response
 from fastapi.responses import HTMLResponse
 from starlette.middleware.cors import CORSMiddleware
 
@@ -16,6 +16,7 @@ from octavo.engine.control import MAX_LISTED
 from octavo.server import debug, errors, live_requests, tokens
 from octavo.server.anthropic import messages
 from octavo.server.config import ServerConfig
+from octavo.server.direct import DirectApp
 from octavo.server.docs_page import PAGE, PAGE_POLICY, install_openapi
 from octavo.server.door import Door
 from octavo.server.errors import json_response
@@ -44,16 +45,16 @@ def create_app(
     *,
     max_queue: int = DEFAULT_MAX_QUEUE,
     grammars: GrammarChecker | None = None,
-) -> FastAPI:
+) -> DirectApp:
     """The application of an engine that is ready."""
     state = ServerState(config, ServerMetrics())
     state.set_ready(Loaded(engine, tokenizer, template, config, max_queue, grammars))
     return build_app(state)
 
 
-def build_app(state: ServerState) -> FastAPI:
+def build_app(state: ServerState) -> DirectApp:
     """The application of a server in any phase; it answers 503 until `state.set_ready`."""
-    app = FastAPI(
+    app = DirectApp(
         title="octavo",
         version=__version__,
         description="OpenAI-compatible inference over a paged KV cache",
@@ -73,17 +74,17 @@ def build_app(state: ServerState) -> FastAPI:
     _add_requests(app, routes)
     errors.install(app)
     install_openapi(app)
-    app.add_middleware(Door, state=state)
+    app.wrap(Door, state=state)
     _allow_origins(app, state.config)
     if state.tell:
-        app.add_middleware(Witness, tell=state.tell)
+        app.wrap(Witness, tell=state.tell)
     return app
 
 
-def _allow_origins(app: FastAPI, config: ServerConfig) -> None:
+def _allow_origins(app: DirectApp, config: ServerConfig) -> None:
     """CORS, only where asked for. Outside the door: a browser asks whether it may before it sends a key."""
     if config.allowed_origins:
-        app.add_middleware(
+        app.wrap(
             CORSMiddleware,
             allow_origins=config.allowed_origins,
             allow_methods=config.allowed_methods,
@@ -93,30 +94,30 @@ def _allow_origins(app: FastAPI, config: ServerConfig) -> None:
         )
 
 
-def _add_openai(app: FastAPI, routes: Routes) -> None:
+def _add_openai(app: DirectApp, routes: Routes) -> None:
     state = routes.state
 
-    @app.post("/v1/chat/completions", response_class=Response)
+    @app.direct("/v1/chat/completions")
     async def create_chat_completion(request: Request) -> Response:
         """The next message of a conversation, whole or as server-sent events."""
         return await chat.create_chat_completion(routes, request)
 
-    @app.post("/v1/completions", response_class=Response)
+    @app.direct("/v1/completions")
     async def create_completion(request: Request) -> Response:
         """The continuation of one or many prompts, whole or as server-sent events."""
         return await completions.create_completion(routes, request)
 
-    @app.post("/v1/embeddings", response_class=Response)
+    @app.direct("/v1/embeddings")
     async def create_embeddings(request: Request) -> Response:
         """A vector for each of one or many texts, of the model's hidden states."""
         return await embeddings.create_embeddings(routes, request)
 
-    @app.post("/v1/fork", response_class=Response)
+    @app.direct("/v1/fork")
     async def create_fork(request: Request) -> Response:
         """Other continuations of an earlier answer, live or ended lately, from any of its tokens on."""
         return await forks.create_fork(routes, request)
 
-    @app.post("/v1/schema/check", response_class=Response)
+    @app.direct("/v1/schema/check")
     async def check_schema(request: Request) -> Response:
         """Whether a JSON schema, regex, choice or grammar can be enforced, and if not why."""
         return await schema_check.check_schema(routes, request)
@@ -132,15 +133,15 @@ def _add_openai(app: FastAPI, routes: Routes) -> None:
         return json_response(models.retrieve_model(state, model))
 
 
-def _add_responses(app: FastAPI, routes: Routes) -> None:
+def _add_responses(app: DirectApp, routes: Routes) -> None:
     state = routes.state
 
-    @app.post("/v1/responses", response_class=Response)
+    @app.direct("/v1/responses")
     async def create_response(request: Request) -> Response:
         """The next items of a conversation, whole, as server-sent events, or made in the background."""
         return await create.create_response(routes, request)
 
-    @app.post("/v1/responses/input_tokens", response_class=Response)
+    @app.direct("/v1/responses/input_tokens")
     async def count_input_tokens(request: Request) -> Response:
         """How many tokens the same conversation has as a prompt."""
         return await create.count_input_tokens(routes, request)
@@ -172,25 +173,25 @@ def _add_responses(app: FastAPI, routes: Routes) -> None:
         return await retrieve.cancel_response(state, request, response_id)
 
 
-def _add_anthropic(app: FastAPI, routes: Routes) -> None:
-    @app.post("/v1/messages", response_class=Response)
+def _add_anthropic(app: DirectApp, routes: Routes) -> None:
+    @app.direct("/v1/messages")
     async def create_message(request: Request) -> Response:
         """The next message of a conversation, as clients of Anthropic ask for it and read it."""
         return await messages.create_message(routes, request)
 
-    @app.post("/v1/messages/count_tokens", response_class=Response)
+    @app.direct("/v1/messages/count_tokens")
     async def count_tokens(request: Request) -> Response:
         """How many tokens the same conversation has as a prompt."""
         return await messages.count_tokens(routes, request)
 
 
-def _add_ollama(app: FastAPI, routes: Routes) -> None:
-    @app.post("/api/chat", response_class=Response)
+def _add_ollama(app: DirectApp, routes: Routes) -> None:
+    @app.direct("/api/chat")
     async def ollama_chat(request: Request) -> Response:
         """The next message of a conversation, as clients of Ollama ask for it and read it."""
         return await generate.chat_answer(routes, request)
 
-    @app.post("/api/generate", response_class=Response)
+    @app.direct("/api/generate")
     async def ollama_generate(request: Request) -> Response:
         """The answer to one prompt, through the chat template or raw."""
         return await generate.generate_answer(routes, request)
@@ -211,13 +212,13 @@ def _add_ollama(app: FastAPI, routes: Routes) -> None:
         return json_response({"version": __version__})
 
 
-def _add_tokens(app: FastAPI, routes: Routes) -> None:
-    @app.post("/tokenize", response_class=Response)
+def _add_tokens(app: DirectApp, routes: Routes) -> None:
+    @app.direct("/tokenize")
     async def tokenize(request: Request) -> Response:
         """The token ids of a prompt, or of messages as the chat route would see them."""
         return await tokens.tokenize(routes, request)
 
-    @app.post("/detokenize", response_class=Response)
+    @app.direct("/detokenize")
     async def detokenize(request: Request) -> Response:
         """The text of token ids."""
         return await tokens.detokenize(routes, request)
@@ -228,7 +229,7 @@ def _add_tokens(app: FastAPI, routes: Routes) -> None:
         return json_response(tokens.tokenizer_info(routes.state))
 
 
-def _add_debug(app: FastAPI, state: ServerState) -> None:
+def _add_debug(app: DirectApp, state: ServerState) -> None:
     @app.get("/debug/requests/{call_id}", response_class=Response)
     async def show_request(
         request: Request, call_id: str, index: Annotated[int, Query(ge=0, le=2**31 - 1)] = 0
@@ -243,7 +244,7 @@ def _add_debug(app: FastAPI, state: ServerState) -> None:
         return await debug.reset_prefix_cache(state, request)
 
 
-def _add_requests(app: FastAPI, routes: Routes) -> None:
+def _add_requests(app: DirectApp, routes: Routes) -> None:
     @app.get("/v1/requests", response_class=Response)
     async def list_requests(
         request: Request, limit: Annotated[int, Query(ge=1, le=MAX_LISTED)] = live_requests.DEFAULT_LIMIT
@@ -262,7 +263,7 @@ def _add_requests(app: FastAPI, routes: Routes) -> None:
         return await live_requests.set_priority(routes, request, call_id)
 
 
-def _add_status(app: FastAPI, state: ServerState) -> None:
+def _add_status(app: DirectApp, state: ServerState) -> None:
     @app.get("/health", response_class=Response)
     async def health() -> Response:
         """200 while the engine's step loop is heard; 503 while loading or draining, or when it is dead or hangs."""

@@ -46,6 +46,7 @@ _SERVED_ALWAYS = OPEN_PATHS | {"/metrics", "/docs", "/openapi.json"}  # also whi
 _WORTH_A_LOOK = 2**14  # bytes of a body: reading it costs more than to look whether anybody waits for that
 _LOOKS = 8  # turns of the event loop: to read on, to hear of the end, to tell it
 _METHODS_WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
+_UNREAD = frozenset({HTTPStatus.REQUEST_ENTITY_TOO_LARGE, HTTPStatus.REQUEST_TIMEOUT})
 _PROXY_HEADERS = frozenset({b"forwarded", b"x-forwarded-for", b"x-forwarded-host", b"x-real-ip", b"via"})
 
 
@@ -94,6 +95,7 @@ class Door:
                     inner["octavo.body"] = body = await read_body(scope, receive, self._limits, hold.grow)
                     if len(body) > _WORTH_A_LOOK:
                         await _check_client(receive)
+                    answer.is_read = True
                 await self._app(inner, receive, answer.send)
         except ClientGone:
             return
@@ -165,6 +167,7 @@ class _Answer:
         self._scope = scope
         self._drop_body = drop_body
         self._started = False
+        self.is_read = False  # the whole body
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -180,7 +183,7 @@ class _Answer:
         if self._started:
             raise ConnectionAbortedError("the answer broke after it began")
         response = error_response(error, scope["path"]) if error else internal_response(scope["path"])
-        if error and error.status in (HTTPStatus.REQUEST_ENTITY_TOO_LARGE, HTTPStatus.REQUEST_TIMEOUT):
+        if not self.is_read and error and error.status in _UNREAD:
             response.headers["Connection"] = "close"  # what is left of the body is not read
         await response(scope, receive, self.send)
 

@@ -110,6 +110,12 @@ def envelope_for(error: Exception, request_id: str) -> dict[str, dict[str, str |
     return internal_envelope()
 
 
+def log_refusal(error: OctavoError) -> None:
+    """Where it is not the request's fault."""
+    if error.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+        logger.warning("request answered %d: %s", error.status, one_line(error.message, MAX_MESSAGE_CHARS))
+
+
 def log_fault(error: BaseException, request_id: str) -> None:
     logger.error("request %s broke: %s", one_line(request_id, 128), type(error).__name__, exc_info=error)
 
@@ -119,8 +125,7 @@ def install(app: FastAPI) -> None:
 
     async def ours(request: Request, error: Exception) -> Response:
         assert isinstance(error, OctavoError)
-        if error.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-            logger.warning("request answered %d: %s", error.status, one_line(error.message, MAX_MESSAGE_CHARS))
+        log_refusal(error)
         return error_response(error, request.url.path)
 
     async def router(request: Request, error: Exception) -> Response:

@@ -8,20 +8,16 @@ consumer of `run` stops; at most `max_prompts_in_flight` prompts of a call are i
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncGenerator, Coroutine, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
-
-from starlette.types import Receive
+from typing import Any
 
 from octavo.engine.engine_request import EngineRequest
 from octavo.errors import (
     BadRequest,
     Forbidden,
     InternalError,
-    OctavoError,
     QueueFull,
     RateLimited,
     retry_after_seconds,
@@ -35,13 +31,12 @@ from octavo.outputs import (
     TokenLogprobs,
 )
 from octavo.sampling_params import SamplingParams
-from octavo.server.errors import ClientGone, ServiceUnavailable
+from octavo.server.errors import ServiceUnavailable
 from octavo.server.limits import Limits
 from octavo.server.metrics import ServerMetrics
 from octavo.server.rates import Meter
 from octavo.server.state import Loaded
 
-Result = TypeVar("Result")
 Step = tuple[int, list[SequenceDelta]]  # number of the prompt in the call, what came for it
 
 
@@ -194,9 +189,12 @@ class Generation:
                         self._count(number, delta)
                         if ahead and delta.timings is not None:
                             self._charge(delta.timings.num_drawn_tokens - ahead)
-                    for delta in deltas:
-                        self._check(number, delta)
-                    yield number, deltas
+                    try:
+                        for delta in deltas:
+                            self._check(number, delta)
+                        yield number, deltas
+                    finally:  # and not before: who waits for the last token does not wait for this
+                        self._observe(deltas)
         except QueueFull:
             self._prompts_taken.discard(number)
             self._charge(-ahead)
@@ -214,9 +212,13 @@ class Generation:
             self._charge(len(delta.token_ids))
         if delta.timings is not None:
             self.timings[number] = delta.timings
-            self._metrics.observe(delta.timings)
             if delta.timings.cache is not None:
                 self.cache_reports[number] = delta.timings.cache
+
+    def _observe(self, deltas: Sequence[SequenceDelta]) -> None:
+        for delta in deltas:
+            if delta.timings is not None:
+                self._metrics.observe(delta.timings)
 
     def _check(self, number: int, delta: SequenceDelta) -> None:
         """Raises what a sample that did not end as it should ended with."""
@@ -316,25 +318,3 @@ def _narrows(sampling: SamplingParams) -> str:
     if sampling.grammar is not None:
         return sampling.grammar.param
     return "min_tokens" if sampling.min_tokens else "thinking_token_budget"
-
-
-async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result:
-    """The result of `work`; when the client leaves before, `work` is cancelled and ClientGone raised."""
-    task = asyncio.ensure_future(work)
-    watcher = asyncio.ensure_future(_disconnected(receive))
-    try:
-        await asyncio.wait((task, watcher), return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
-            return task.result()
-        raise ClientGone
-    finally:
-        for each in (watcher, task):
-            if not each.done():
-                each.cancel()
-                with contextlib.suppress(asyncio.CancelledError, ClientGone, OctavoError):
-                    await each
-
-
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass

@@ -21,7 +21,7 @@ from starlette.types import Receive, Scope, Send
 
 from octavo.outputs import SequenceDelta
 from octavo.server.errors import ClientGone, envelope_for
-from octavo.server.generation import Generation, Step, until_disconnect
+from octavo.server.generation import Generation, Step
 
 ToChunks = Callable[[int, SequenceDelta], Iterable[dict[str, Any]]]
 
@@ -66,7 +66,7 @@ class Steps:
 
 
 class EventStream(Response):
-    """Sends the events as they come, watching for the client to leave. Until the first step is there nothing is sent,
+    """Sends the events as they come. Until the first step is there nothing is sent,
     and what the engine refuses the request with is raised: the answer is an error's then."""
 
     def __init__(
@@ -88,10 +88,7 @@ class EventStream(Response):
             (b"x-accel-buffering", b"no"),  # nginx would hold the events back
         ]
 
-    async def __call__(self, _: Scope, receive: Receive, send: Send) -> None:
-        await until_disconnect(receive, self._write(send))
-
-    async def _write(self, send: Send) -> None:
+    async def __call__(self, _: Scope, __: Receive, send: Send) -> None:
         try:
             await self._steps.begin()
             await self._write_events(send)

@@ -14,14 +14,13 @@ from fastapi import Request, Response
 from octavo.errors import BadRequest
 from octavo.server.errors import json_response
 from octavo.server.openai import conversation
-from octavo.server.openai.call import Routes, ends_with_client
+from octavo.server.openai.call import Routes
 from octavo.server.openai.parse import read
 from octavo.server.openai.schemas import ChatRequest, DetokenizeRequest, TokenizeRequest
 from octavo.server.openai.tool_fields import asked_of
 from octavo.server.state import ServerState
 
 
-@ends_with_client
 async def tokenize(routes: Routes, http: Request) -> Response:
     body = await read(http, TokenizeRequest, routes.state.config.limits, routes.unknown_names)
     loaded = routes.state.loaded
@@ -52,7 +51,6 @@ async def tokenize(routes: Routes, http: Request) -> Response:
     )
 
 
-@ends_with_client
 async def detokenize(routes: Routes, http: Request) -> Response:
     body = await read(http, DetokenizeRequest, routes.state.config.limits, routes.unknown_names)
     loaded = routes.state.loaded

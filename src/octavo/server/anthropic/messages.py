@@ -29,7 +29,7 @@ from octavo.server.dialects import translated
 from octavo.server.errors import envelope_for, json_response
 from octavo.server.generation import Answer, Generation, Usage
 from octavo.server.openai import conversation
-from octavo.server.openai.call import Call, Routes, ends_with_client
+from octavo.server.openai.call import Call, Routes
 from octavo.server.openai.parse import read
 from octavo.server.openai.schemas import ChatRequest
 from octavo.server.openai.tool_fields import asked_of
@@ -37,7 +37,6 @@ from octavo.server.streaming import EventStream, Steps, named_event
 from octavo.server.tools.speech import Readers, reader_of
 
 
-@ends_with_client
 async def create_message(routes: Routes, http: Request) -> Response:
     limits = routes.state.config.limits
     body = await read(http, MessagesRequest, limits, routes.unknown_names)
@@ -51,7 +50,6 @@ async def create_message(routes: Routes, http: Request) -> Response:
     return EventStream(content, steps, write_timeout_seconds=limits.write_timeout_seconds)
 
 
-@ends_with_client
 async def count_tokens(routes: Routes, http: Request) -> Response:
     limits = routes.state.config.limits
     body = await read(http, CountTokensRequest, limits, routes.unknown_names)

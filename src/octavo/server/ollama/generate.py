@@ -26,7 +26,7 @@ from octavo.server.ollama.convert import chat_request
 from octavo.server.ollama.pieces import Pieces
 from octavo.server.ollama.schemas import OllamaChatRequest, OllamaGenerateRequest
 from octavo.server.openai import conversation
-from octavo.server.openai.call import Call, Routes, ends_with_client
+from octavo.server.openai.call import Call, Routes
 from octavo.server.openai.field_names import FieldNames
 from octavo.server.openai.logprobs import chat_content
 from octavo.server.openai.parse import read
@@ -41,12 +41,10 @@ _encoder = msgspec.json.Encoder()
 Body = TypeVar("Body", OllamaChatRequest, OllamaGenerateRequest)
 
 
-@ends_with_client
 async def chat_answer(routes: Routes, http: Request) -> Response:
     return await _answer(routes, http, OllamaChatRequest)
 
 
-@ends_with_client
 async def generate_answer(routes: Routes, http: Request) -> Response:
     return await _answer(routes, http, OllamaGenerateRequest)
 

@@ -5,9 +5,8 @@ Refuses nothing of its own. Invariant: everything that can be refused is refused
 
 from __future__ import annotations
 
-import functools
 import time
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +19,7 @@ from octavo.outputs import CacheReport, SequenceDelta
 from octavo.sampling_params import SamplingParams
 from octavo.server.caller import Caller
 from octavo.server.door import is_request_id
-from octavo.server.generation import Generation, until_disconnect
+from octavo.server.generation import Generation
 from octavo.server.kv_quota import check_kv_share
 from octavo.server.openai.logprobs import TokenNames
 from octavo.server.openai.parse import UnknownNames
@@ -38,19 +37,6 @@ class Routes:
 
     state: ServerState
     unknown_names: UnknownNames
-
-
-Route = Callable[[Routes, Request], Coroutine[Any, Any, Response]]
-
-
-def ends_with_client(route: Route) -> Route:
-    """The work is cancelled when the client leaves before the answer, or the head of its stream, is there."""
-
-    @functools.wraps(route)
-    async def watched(routes: Routes, http: Request) -> Response:
-        return await until_disconnect(http.receive, route(routes, http))
-
-    return watched
 
 
 class Call:

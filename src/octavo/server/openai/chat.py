@@ -16,7 +16,7 @@ from octavo.server.errors import json_response
 from octavo.server.generation import Answer, Generation
 from octavo.server.json_pieces import written
 from octavo.server.openai import conversation
-from octavo.server.openai.call import Call, Routes, ends_with_client
+from octavo.server.openai.call import Call, Routes
 from octavo.server.openai.logprobs import chat_content, prompt_logprobs
 from octavo.server.openai.parse import read
 from octavo.server.openai.schemas import ChatRequest
@@ -24,7 +24,6 @@ from octavo.server.openai.spoken import Spoken
 from octavo.server.tools.speech import Readers
 
 
-@ends_with_client
 async def create_chat_completion(routes: Routes, http: Request) -> Response:
     body = await read(http, ChatRequest, routes.state.config.limits, routes.unknown_names)
     call = _ChatCall(routes, http, body)

@@ -17,7 +17,7 @@ from octavo.sampling_params import SamplingParams
 from octavo.server.errors import json_response
 from octavo.server.generation import Answer, Generation
 from octavo.server.json_pieces import written
-from octavo.server.openai.call import Call, Routes, ends_with_client
+from octavo.server.openai.call import Call, Routes
 from octavo.server.openai.convert import check_prompt_ids, check_samples, check_work, completion_sampling
 from octavo.server.openai.logprobs import CompletionLogprobs, joined, prompt_logprobs
 from octavo.server.openai.parse import read
@@ -28,7 +28,6 @@ from octavo.server.state import Loaded
 from octavo.server.truncation import Truncation
 
 
-@ends_with_client
 async def create_completion(routes: Routes, http: Request) -> Response:
     body = await read(http, CompletionRequest, routes.state.config.limits, routes.unknown_names)
     call = CompletionCall(routes, http, body)

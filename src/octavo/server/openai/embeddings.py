@@ -23,7 +23,7 @@ from octavo.server.errors import json_response
 from octavo.server.generation import Generation
 from octavo.server.json_pieces import written
 from octavo.server.limits import Limits
-from octavo.server.openai.call import Call, Routes, ends_with_client
+from octavo.server.openai.call import Call, Routes
 from octavo.server.openai.convert import check_cache_salt, check_prompt_ids
 from octavo.server.openai.embedding_fields import EmbeddingRequest
 from octavo.server.openai.parse import read
@@ -32,7 +32,6 @@ from octavo.server.openai.schemas import SamplingFields
 from octavo.server.truncation import Truncation
 
 
-@ends_with_client
 async def create_embeddings(routes: Routes, http: Request) -> Response:
     config = routes.state.config
     body = await read(http, EmbeddingRequest, config.limits, routes.unknown_names)

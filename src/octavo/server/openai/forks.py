@@ -17,7 +17,7 @@ from octavo.errors import BadRequest
 from octavo.sampling_params import SamplingParams
 from octavo.server.errors import json_response
 from octavo.server.generation import Generation
-from octavo.server.openai.call import Routes, ends_with_client
+from octavo.server.openai.call import Routes
 from octavo.server.openai.completions import CompletionCall
 from octavo.server.openai.convert import branch_sampling, check_totals
 from octavo.server.openai.logprobs import CompletionLogprobs
@@ -32,7 +32,6 @@ _OF_THE_CALL = frozenset(
 _LENGTHS = ("max_tokens", "max_completion_tokens")
 
 
-@ends_with_client
 async def create_fork(routes: Routes, http: Request) -> Response:
     body = await read(http, ForkRequest, routes.state.config.limits, routes.unknown_names)
     branches = _branches(body, routes)

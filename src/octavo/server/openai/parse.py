@@ -112,8 +112,9 @@ def _wire_fields(schema: type[BaseModel]) -> dict[str, FieldInfo]:
 def check_neutral(schema: type[BaseModel], present: Mapping[str, Any]) -> None:
     """Raises BadRequest naming the first field that this server does not implement and that asks for something; also
     inside the objects that a field holds."""
+    fields = schema.model_fields
     for name, value in present.items():
-        field = schema.model_fields.get(name)
+        field = fields.get(name)
         if field is None:
             continue
         if (values := neutral_values(field)) is not None:

@@ -10,13 +10,12 @@ from fastapi import Request, Response
 
 from octavo.errors import BadRequest
 from octavo.server.errors import json_response
-from octavo.server.openai.call import Routes, ends_with_client
+from octavo.server.openai.call import Routes
 from octavo.server.openai.parse import read
 from octavo.server.openai.schemas import SchemaCheckRequest
 from octavo.server.openai.structured import check_size, grammar_of, schema_form
 
 
-@ends_with_client
 async def check_schema(routes: Routes, http: Request) -> Response:
     limits = routes.state.config.limits
     body = await read(http, SchemaCheckRequest, limits, routes.unknown_names)

@@ -21,7 +21,7 @@ from octavo.server.caller import Caller
 from octavo.server.errors import json_response
 from octavo.server.json_pieces import encoded
 from octavo.server.openai import conversation
-from octavo.server.openai.call import Routes, ends_with_client
+from octavo.server.openai.call import Routes
 from octavo.server.openai.parse import read
 from octavo.server.openai.schemas import ChatRequest, Message
 from octavo.server.openai.tool_fields import Asked, asked_of
@@ -34,7 +34,6 @@ from octavo.server.responses_api.schemas import InputFields, InputTokensRequest,
 from octavo.server.streaming import EventStream, Steps
 
 
-@ends_with_client
 async def create_response(routes: Routes, http: Request) -> Response:
     limits = routes.state.config.limits
     body = await read(http, ResponsesRequest, limits, routes.unknown_names)
@@ -58,7 +57,6 @@ async def create_response(routes: Routes, http: Request) -> Response:
     return EventStream(call.events(steps), steps, write_timeout_seconds=limits.write_timeout_seconds)
 
 
-@ends_with_client
 async def count_input_tokens(routes: Routes, http: Request) -> Response:
     limits, loaded = routes.state.config.limits, routes.state.loaded
     body = await read(http, InputTokensRequest, limits, routes.unknown_names)
