@@ -102,10 +102,10 @@ class Site:
 
     async def stream(self, path: str, body: dict[str, object], outcome: Outcome | None = None) -> Outcome:
         """A stream of exactly `max_tokens`, every token timed. Raises SystemExit when it fails."""
+        sent = json.dumps({"temperature": 0, "ignore_eos": True, "stream": True} | body).encode()
         found = outcome or Outcome(0.0, asyncio.get_running_loop().time())
-        fixed = {"temperature": 0, "ignore_eos": True, "stream": True}
         endpoint = "chat" if path == "chat" else "completions"
-        await stream_call(self.client, endpoint, json.dumps(fixed | body).encode(), found, CALL_SECONDS)
+        await stream_call(self.client, endpoint, sent, found, CALL_SECONDS)
         if found.error:
             raise SystemExit(f"{path}: {found.error}: {found.error_detail}")
         return found

@@ -320,6 +320,8 @@ class EngineChannel:
                 return
             taken += len(chunk)
             self._inbox += chunk
+            if len(chunk) < _READ_BYTES:
+                return  # that was all for now; its end, if it is there already, is read next time
 
     def _flush(self) -> None:
         while self._outbox and not self.is_closed:

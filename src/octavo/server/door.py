@@ -18,6 +18,7 @@ becomes a 500 that tells nothing of the inside.
 from __future__ import annotations
 
 import asyncio
+import functools
 import ipaddress
 import re
 import secrets
@@ -45,6 +46,7 @@ REQUESTS_PREFIX = "/v1/requests/"  # what the administrator does with them is no
 _SERVED_ALWAYS = OPEN_PATHS | {"/metrics", "/docs", "/openapi.json"}  # also while loading
 _WORTH_A_LOOK = 2**14  # bytes of a body: reading it costs more than to look whether anybody waits for that
 _LOOKS = 8  # turns of the event loop: to read on, to hear of the end, to tell it
+_MAX_HOST_BYTES = 255 + 6  # of a name, with its port
 _METHODS_WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
 _UNREAD = frozenset({HTTPStatus.REQUEST_ENTITY_TOO_LARGE, HTTPStatus.REQUEST_TIMEOUT})
 _PROXY_HEADERS = frozenset({b"forwarded", b"x-forwarded-for", b"x-forwarded-host", b"x-real-ip", b"via"})
@@ -120,7 +122,7 @@ class Door:
         if not self._is_private:
             return
         for name, value in scope["headers"]:
-            if name == b"host" and not names_this_machine(value.decode("latin-1")):
+            if name == b"host" and (len(value) > _MAX_HOST_BYTES or not names_this_machine(value.decode("latin-1"))):
                 raise PayloadError(
                     403, "without --api-key this server answers only to localhost and addresses, not to other names"
                 )
@@ -188,6 +190,7 @@ class _Answer:
         await response(scope, receive, self.send)
 
 
+@functools.lru_cache(maxsize=256)
 def names_this_machine(host: str) -> bool:
     """Whether a Host header holds localhost or an address, with or without a port."""
     name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]

@@ -98,10 +98,10 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             return
         if self._in_headers:
             data, self._held = _without_upgrade(self._held + data)
-            if self._header_timer is None:
-                self._start_timer()
         self._header_bytes += len(data)  # the callbacks below set it back where the parser met a body or an end
         super().data_received(data)
+        if self._in_headers and (self._header_bytes or self._held) and self._header_timer is None:
+            self._start_timer()
         if self._header_bytes > self.limits.max_header_bytes + _READ_BYTES:
             limit = self.limits.max_header_bytes
             self._answer_and_close(

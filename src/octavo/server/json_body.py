@@ -41,9 +41,7 @@ def parse_object(body: bytes, limits: Limits) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         _refuse(f"the body is not UTF-8 (byte {error.start}); send JSON in UTF-8")
     try:
-        value = json.loads(
-            text, object_pairs_hook=_unique_pairs, parse_constant=_no_constant, parse_float=_finite_float
-        )
+        value = _decoder.decode(text)
     except json.JSONDecodeError as error:
         _refuse(f"the body is not valid JSON: {error.msg} at character {error.pos}")
     except RecursionError:
@@ -112,6 +110,9 @@ def _finite_float(text: str) -> float:
     if not math.isfinite(value):
         _refuse("the body holds a number too large for 64 bits; send a smaller one")
     return value
+
+
+_decoder = json.JSONDecoder(object_pairs_hook=_unique_pairs, parse_constant=_no_constant, parse_float=_finite_float)
 
 
 def _check_surrogates(value: Any) -> None:
