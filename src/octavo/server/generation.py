@@ -189,12 +189,9 @@ class Generation:
                         self._count(number, delta)
                         if ahead and delta.timings is not None:
                             self._charge(delta.timings.num_drawn_tokens - ahead)
-                    try:
-                        for delta in deltas:
-                            self._check(number, delta)
-                        yield number, deltas
-                    finally:  # and not before: who waits for the last token does not wait for this
-                        self._observe(deltas)
+                    for delta in deltas:
+                        self._check(number, delta)
+                    yield number, deltas
         except QueueFull:
             self._prompts_taken.discard(number)
             self._charge(-ahead)
@@ -212,13 +209,10 @@ class Generation:
             self._charge(len(delta.token_ids))
         if delta.timings is not None:
             self.timings[number] = delta.timings
+            # soon, when what it came with was written: nobody waits for the last token until this is counted
+            asyncio.get_running_loop().call_soon(self._metrics.observe, delta.timings)
             if delta.timings.cache is not None:
                 self.cache_reports[number] = delta.timings.cache
-
-    def _observe(self, deltas: Sequence[SequenceDelta]) -> None:
-        for delta in deltas:
-            if delta.timings is not None:
-                self._metrics.observe(delta.timings)
 
     def _check(self, number: int, delta: SequenceDelta) -> None:
         """Raises what a sample that did not end as it should ended with."""
