@@ -19,6 +19,7 @@ from octavo.loading.fake_tokenizer import BOS_TOKEN, EOS_TOKEN, FAKE_CHAT_TEMPLA
 from octavo.server.anthropic.responses import AnthropicError
 from octavo.server.app import build_app, create_app
 from octavo.server.config import ServerConfig
+from octavo.server.direct import DirectApp
 from octavo.server.metrics import ServerMetrics
 from octavo.server.ollama.responses import OllamaError
 from octavo.server.openai.responses import ErrorEnvelope
@@ -65,7 +66,7 @@ class DirectGrammars:
 
 @dataclass
 class Site:
-    app: FastAPI
+    app: DirectApp
     client: httpx.AsyncClient
     engine: Any
 

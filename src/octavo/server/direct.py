@@ -29,7 +29,11 @@ class DirectApp(FastAPI):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self._handlers: dict[str, Handler] = {}  # by path
-        self._entry: ASGIApp = self._serve
+        self.entry: ASGIApp = self._serve
+
+    @property
+    def direct_paths(self) -> list[str]:
+        return list(self._handlers)
 
     def direct(self, path: str) -> Callable[[Handler], Handler]:
         """Adds a POST route without parameters in its path or its query."""
@@ -42,7 +46,7 @@ class DirectApp(FastAPI):
 
     def wrap(self, layer: Callable[..., ASGIApp], **options: Any) -> None:
         """What comes last is outermost."""
-        self._entry = layer(self._entry, **options)
+        self.entry = layer(self.entry, **options)
 
     def build_middleware_stack(self) -> ASGIApp:
         """Without the outermost layer, which would answer what nobody foresaw before the door can."""
@@ -50,7 +54,7 @@ class DirectApp(FastAPI):
         return stack.app if isinstance(stack, ServerErrorMiddleware) else stack
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._entry(scope, receive, send)
+        await self.entry(scope, receive, send)
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         handler = self._handlers.get(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None

@@ -24,6 +24,7 @@ import msgspec
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from octavo.server.errors import envelope
+from octavo.server.head_joiner import HeadJoiner
 from octavo.server.limits import Limits
 
 if TYPE_CHECKING:
@@ -134,6 +135,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._owed = [cycle for cycle in (*self._owed, self.cycle) if not cycle.response_complete]
         if len(self._owed) == 1:
             self.asking[self] = None
+        self.cycle.transport = HeadJoiner(self.cycle, self.transport, self.loop)
         if self.scope.get("http_version") == "1.0":
             _without_chunks(self.cycle)
 

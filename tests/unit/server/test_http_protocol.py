@@ -294,6 +294,27 @@ def test_a_stream_over_http_1_0_comes_without_chunks_and_ends_with_the_connectio
     run(go())
 
 
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_the_head_of_an_answer_comes_with_what_follows_it(is_stream: bool) -> None:
+    async def go() -> None:
+        async with listening() as port:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            for _ in range(2):  # the connection's second answer too
+                body = json.dumps({"prompt": "a", "max_tokens": 1, "stream": is_stream}).encode()
+                head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+                writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+                first = await reader.read(2**16)
+                top, _, rest = first.partition(b"\r\n\r\n")
+                assert top.startswith(b"HTTP/1.1 200 ")
+                assert b'"choices"' in rest
+                ending = b"0\r\n\r\n" if is_stream else b"}"
+                while not rest.endswith(ending):
+                    rest += await reader.read(2**16)
+            await close([(reader, writer)])
+
+    run(go())
+
+
 def test_an_upgrade_is_not_followed() -> None:
     upgrade = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade, close\r\nUpgrade: %s\r\n\r\n"
 

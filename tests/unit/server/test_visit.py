@@ -11,6 +11,7 @@ import pytest
 
 from octavo.log_lines import JsonFormatter
 from octavo.server.config import ServerConfig
+from octavo.server.door import Door
 from octavo.server.logs import log_visit
 from octavo.server.visit import Visit
 from support.http_site import CHAT, COMPLETIONS, FORK, asgi, run, site, watched
@@ -158,7 +159,7 @@ def test_who_breaks_when_told_harms_nobody(caplog: pytest.LogCaptureFixture) -> 
 def test_where_nobody_wants_to_know_nothing_stands_around_the_door() -> None:
     async def go() -> None:
         async with site() as here:
-            assert [each.cls.__name__ for each in here.app.user_middleware] == ["Door"]
+            assert isinstance(here.app.entry, Door)
             assert (await asgi(here.app, "GET", "/health"))[0] == 200
 
     run(go())
