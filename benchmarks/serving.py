@@ -12,7 +12,8 @@ token wakes the process alone, and nothing is shared.
 64 in flight: tokens a second of requests that are not streamed, 64 at a time, over the engine's own with all of them
 queued. The client shares the cores with both; its processor time per request is printed beside.
 
-first token: a streamed request's first token over HTTP, less the engine's own for a prompt of the same length, alone.
+first token: of a streamed request, alone, from handing its bytes to the socket until the token's come out of it, less
+the engine's own time for a prompt of the same length, from handing it the request until it gives out the token.
 
 256 idle streams: one stream decodes alone, then beside 256 open streams whose requests wait for their turn.
 
@@ -45,6 +46,8 @@ from octavo.bench.openai_stream import Outcome, stream_call
 from octavo.config import EngineConfig
 from octavo.engine.build import build_engine
 from octavo.engine.engine import Engine
+from octavo.engine.engine_request import EngineRequest, new_request_id
+from octavo.sampling_params import SamplingParams
 from server_process import ServerProcess
 
 STREAMS = (1, 16, 64)
@@ -172,12 +175,22 @@ async def measure_first_token(options: Options, site: Site) -> list[Figure]:
     for repeat in range(options.repeats):
         rng, pairs = random.Random(f"first token {repeat}"), []
         for _ in range(3 if options.quick else 12):
-            own = run_jobs(site.engine, [Job(tuple(site.prompt(rng, PROMPT_TOKENS)), 1)]).token_times[0][0]
+            own = _first_token_seconds(site.engine, site.prompt(rng, PROMPT_TOKENS))
             body: dict[str, object] = {"prompt": site.prompt(rng, PROMPT_TOKENS), "max_tokens": 1}
             outcome = await site.stream("completions", body)
-            pairs.append(1e3 * (outcome.event_times[0] - outcome.sent_at - own))
+            pairs.append(1e3 * (outcome.event_times[0] - outcome.written_at - own))
         added.values.append(statistics.median(pairs))
     return [added]
+
+
+def _first_token_seconds(engine: Engine, prompt: list[int]) -> float:
+    """The engine's own."""
+    request = EngineRequest(new_request_id(), tuple(prompt), SamplingParams(temperature=0.0, max_tokens=1))
+    start = time.perf_counter()
+    engine.add_request(request)
+    while not engine.step():
+        pass
+    return time.perf_counter() - start
 
 
 async def measure_long_text(options: Options, site: Site) -> list[Figure]:

@@ -28,11 +28,13 @@ class ConnectionBroke(Exception):
 
 @dataclass(slots=True)
 class Answer:
-    """A status and headers; `pieces` yields (arrival in the loop's seconds, bytes) until the body is whole."""
+    """A status and headers; `pieces` yields (arrival in the loop's seconds, bytes) until the body is whole.
+    `written_at`: the loop's seconds when the request was handed to the socket."""
 
     status: int
     headers: dict[str, str]
     pieces: AsyncIterator[tuple[float, bytes]]
+    written_at: float
 
     async def body(self, limit: int = 1 << 20) -> bytes:
         """Whole, or as much of it as `limit` says."""
@@ -133,6 +135,7 @@ class _Connection:
         send = self._protocol.send
         parts = [send(head), send(h11.Data(data=body)) if body else b"", send(h11.EndOfMessage())]
         try:
+            written_at = self._now()
             self._writer.write(b"".join(part for part in parts if part))
             await self._writer.drain()
         except OSError as error:
@@ -141,7 +144,7 @@ class _Connection:
             event = await self._next()
             if isinstance(event, h11.Response):
                 headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in event.headers}
-                return Answer(event.status_code, headers, self._pieces())
+                return Answer(event.status_code, headers, self._pieces(), written_at)
             if isinstance(event, h11.ConnectionClosed):
                 raise ConnectionBroke("the server closed the connection without an answer")
 

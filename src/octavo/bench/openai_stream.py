@@ -30,6 +30,7 @@ class Outcome:
     planned_at: float
     sent_at: float
     slot_seconds: float = 0.0  # it waited for --max-concurrency before it was sent
+    written_at: float = 0.0  # handed to the socket: behind what the client itself does first, and connecting
     event_times: list[float] = field(default_factory=list)  # one an event with text
     ended_at: float = 0.0
     num_prompt_tokens: int | None = None
@@ -65,6 +66,7 @@ async def stream_call(client: HttpClient, endpoint: Endpoint, body: bytes, outco
     now = asyncio.get_running_loop().time
     try:
         async with asyncio.timeout(timeout), client.request("POST", PATHS[endpoint], body) as answer:
+            outcome.written_at = answer.written_at
             await _read(answer, outcome)
     except TimeoutError:
         outcome.fail("timeout", f"no end within {timeout:g} s")
