@@ -126,6 +126,9 @@ class InProcessEngine:
     def stats(self) -> EngineStats:
         return self.engine.stats()
 
+    async def settle_stats(self) -> None:
+        return
+
     def is_healthy(self) -> bool:
         return self.healthy
 
@@ -174,6 +177,9 @@ class ScriptedEngine:
                 yield [structs.replace(delta, request_id=request.request_id) for delta in item]
         finally:
             self.num_closed += 1
+
+    async def settle_stats(self) -> None:
+        return
 
     def stats(self) -> EngineStats:
         return EngineStats(time=time.monotonic(), num_blocks_total=self.info.num_blocks)

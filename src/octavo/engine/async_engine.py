@@ -33,6 +33,7 @@ JSON_ENGINE_COMMAND = (*ENGINE_COMMAND, "--log-format=json")  # what it says on 
 HEARTBEAT_LIMIT_SECONDS = 10.0
 MAX_QUESTIONS_IN_FLIGHT = 8
 QUESTION_TIMEOUT_SECONDS = 30.0  # a hung engine must not hold who looks into it
+SETTLE_SECONDS = 1.0
 MAX_UNSENT_BYTES = 2 * frames.MAX_FRAME_BYTES  # towards an engine that does not read
 SLOW_STEP_FACTOR = 3.0  # a large model's step may take longer than the limit; silence is judged by the longest so far
 STOP_TIMEOUT_SECONDS = 2.0  # enough for the step under way; nothing is lost with a longer one
@@ -66,6 +67,8 @@ class AsyncEngine:
         self._questions: dict[int, asyncio.Future[frames.Reply]] = {}
         self._num_questions = 0
         self._asking = asyncio.Semaphore(MAX_QUESTIONS_IN_FLIGHT)
+        self._is_counted = asyncio.Event()  # what ended is in the statistics
+        self._is_counted.set()
         self._stats = EngineStats(time=time.monotonic(), num_blocks_total=info.num_blocks)
         self._clock = clock
         self._heard_time = clock()
@@ -131,6 +134,13 @@ class AsyncEngine:
     def stats(self) -> EngineStats:
         """The latest that the engine sent: at most a second old while it is healthy."""
         return self._stats
+
+    async def settle_stats(self) -> None:
+        """Until `stats` count every answer whose end was handed out: they come right behind it. Not for long: an
+        engine that hangs in between is one that should be looked into."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(SETTLE_SECONDS):
+                await self._is_counted.wait()
 
     def heartbeat_age_seconds(self) -> float:
         """Since the step loop was last heard."""
@@ -271,9 +281,12 @@ class AsyncEngine:
         match message:
             case frames.StepDone(deltas=deltas):
                 for delta in deltas:
+                    if delta.finish_reason is not None:
+                        self._is_counted.clear()
                     self._deliver(delta)
             case frames.Heartbeat(stats=stats, longest_step_seconds=longest):
                 self._stats, self._longest_step_seconds = stats, longest
+                self._is_counted.set()
             case frames.Rejected(request_id=request_id, error=error):
                 if (mailbox := self._mailboxes.get(request_id)) is not None:
                     mailbox.fail(error.to_error())
@@ -289,6 +302,7 @@ class AsyncEngine:
             self._abort_quietly(delta.request_id)
 
     def _fail_all(self, error: EngineDead) -> None:
+        self._is_counted.set()  # as far as it ever will be
         for mailbox in self._mailboxes.values():
             mailbox.fail(error)
         for waiting in self._questions.values():

@@ -255,13 +255,9 @@ class EngineChannel:
         """The server does not read: no step should be run whose outputs would only pile up."""
         return len(self._outbox) > self._max_outbox_bytes
 
-    def queue(self, message: FromEngine) -> None:
-        """The frame leaves with the next one that is sent. Raises TooLarge, queueing nothing."""
-        self._outbox += encode(message)
-
     def send(self, message: FromEngine) -> None:
         """Queues the frame and writes what the socket takes now. Raises TooLarge, queueing nothing."""
-        self.queue(message)
+        self._outbox += encode(message)
         self._flush()
 
     def try_send(self, message: FromEngine) -> None:

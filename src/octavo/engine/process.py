@@ -146,10 +146,8 @@ class StepLoop:
         self._may_store = True
         is_idle = not self._engine.has_unfinished
         is_ending = is_idle or any(delta.finish_reason is not None for delta in deltas)
-        if is_ending:  # in one write with the outputs and before them: whoever sees an answer end finds it counted
-            self._channel.queue(self._heartbeat())
         self._send_deltas(deltas)
-        if time.monotonic() - self._heartbeat_time >= BUSY_STATS_SECONDS:
+        if is_ending or time.monotonic() - self._heartbeat_time >= BUSY_STATS_SECONDS:
             self._channel.send(self._heartbeat())
         if is_idle or not self._engine.ran_nothing:
             self._progress_time = now = time.monotonic()

@@ -300,6 +300,8 @@ def _add_status(app: DirectApp, state: ServerState) -> None:
     @app.get("/metrics", response_class=Response)
     async def metrics() -> Response:
         """Prometheus text."""
+        if state.is_loaded:
+            await state.loaded.engine.settle_stats()
         return Response(state.metrics.render(), media_type=CONTENT_TYPE)
 
     @app.get("/docs", include_in_schema=False, response_class=HTMLResponse)

@@ -51,6 +51,9 @@ class EngineLike(Protocol):
 
     def stats(self) -> EngineStats: ...
 
+    async def settle_stats(self) -> None:
+        """Until `stats` count every answer whose end was handed out."""
+
     def is_healthy(self) -> bool:
         """The step loop answered within the last seconds."""
 

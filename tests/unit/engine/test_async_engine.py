@@ -12,9 +12,10 @@ import psutil
 import pytest
 
 from octavo.config import EngineConfig
-from octavo.engine import async_engine
+from octavo.engine import async_engine, frames
 from octavo.engine.async_engine import MAX_QUESTIONS_IN_FLIGHT, AsyncEngine
 from octavo.engine.engine_request import EngineRequest, ForkPoint, new_request_id
+from octavo.engine.info import EngineStats
 from octavo.errors import BadRequest, ConfigError, EngineDead, QueueFull, RequestError
 from octavo.outputs import SequenceDelta
 from octavo.sampling_params import SamplingParams
@@ -248,6 +249,29 @@ def test_who_asks_a_hung_engine_is_not_held(monkeypatch: pytest.MonkeyPatch) -> 
                 await question
             assert raised.value.code == "engine_hung"
         assert not engine._questions
+
+    with_engine("hang", scenario)
+
+
+def test_statistics_that_count_an_end_are_waited_for_but_not_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(engine: AsyncEngine) -> None:
+        await asyncio.wait_for(engine.settle_stats(), PATIENCE_SECONDS)  # nothing ended
+        for finish_reason in (None, "stop"):
+            engine._hear(frames.StepDone((SequenceDelta("r", 0, "x", (1,), finish_reason=finish_reason),)))
+        settling = asyncio.create_task(engine.settle_stats())
+        await asyncio.sleep(0)
+        assert not settling.done()
+        engine._hear(frames.Heartbeat(EngineStats(time=0.0, num_steps=7)))
+        await settling
+        assert engine.stats().num_steps == 7
+        engine._hear(frames.StepDone((SequenceDelta("r", 0, "x", (1,), finish_reason="stop"),)))
+        monkeypatch.setattr(async_engine, "SETTLE_SECONDS", 0.01)
+        await asyncio.wait_for(engine.settle_stats(), PATIENCE_SECONDS)  # it hangs
+        monkeypatch.setattr(async_engine, "SETTLE_SECONDS", 2 * PATIENCE_SECONDS)
+        settling = asyncio.create_task(engine.settle_stats())
+        await asyncio.sleep(0)
+        await engine.stop()
+        await settling
 
     with_engine("hang", scenario)
 

@@ -219,14 +219,17 @@ def test_a_question_that_breaks_is_declined_unless_it_changes_something(
     assert caplog.text.count("Traceback") == 2
 
 
-def test_statistics_leave_before_the_outputs_that_end_an_answer(ends: tuple[Server, socket.socket]) -> None:
+def test_statistics_leave_right_behind_the_outputs_that_end_an_answer(ends: tuple[Server, socket.socket]) -> None:
     server, theirs = ends
     engine, got = ScriptedEngine(), []
     last = SequenceDelta("r", 0, "x", (1,), finish_reason="stop")
-    engine.script = [lambda: [last], lambda: (got.extend(server.read()), server.leave())[1]]
+    more = SequenceDelta("s", 0, "x", (1,))
+    engine.script = [lambda: [last, more], lambda: [more], lambda: (got.extend(server.read()), server.leave())[1]]
     run(engine, frames.EngineChannel(theirs))
-    assert [type(message) for message in got] == [frames.Heartbeat, frames.Heartbeat, frames.StepDone]
-    assert got[0].longest_step_seconds == 0.0 < got[1].longest_step_seconds
+    outputs, statistics = frames.StepDone, frames.Heartbeat
+    assert [type(message) for message in got[:3]] == [statistics, outputs, statistics]
+    assert isinstance(got[3], outputs)  # which ends nothing
+    assert got[0].longest_step_seconds == 0.0 < got[2].longest_step_seconds
 
 
 def test_an_idle_loop_looks_after_the_house_with_each_heartbeat(
