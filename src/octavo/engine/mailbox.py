@@ -27,7 +27,7 @@ class Mailbox:
         self._unread: list[SequenceDelta] = []
         self._unread_bytes = 0
         self._error: OctavoError | None = None
-        self._news = asyncio.Event()
+        self._reader: asyncio.Future[None] | None = None  # who waits; an Event costs a lone token twice as much
 
     @property
     def is_finished(self) -> bool:
@@ -51,7 +51,7 @@ class Mailbox:
         self._unread_bytes += cost
         if delta.finish_reason is not None:
             self._num_open_samples -= 1
-        self._news.set()
+        self._wake()
         return True
 
     def fail(self, error: OctavoError) -> None:
@@ -59,16 +59,22 @@ class Mailbox:
         if self._error is None and not self.is_finished:
             self._error = error
             self._unread = []
-            self._news.set()
+            self._wake()
 
     async def take(self) -> list[SequenceDelta]:
-        """Waits for deltas and takes all, joined by sample. Raises what `fail` was given."""
-        await self._news.wait()
+        """Waits for deltas and takes all, joined by sample. Raises what `fail` was given. One reader at a time."""
+        if not self._unread and self._error is None:
+            self._reader = asyncio.get_running_loop().create_future()
+            await self._reader
         if self._error is not None:
             raise self._error
         deltas, self._unread, self._unread_bytes = self._unread, [], 0
-        self._news.clear()
         return join_deltas(deltas)
+
+    def _wake(self) -> None:
+        reader, self._reader = self._reader, None
+        if reader is not None and not reader.done():  # cancelled meanwhile
+            reader.set_result(None)
 
 
 def cost_bytes(delta: SequenceDelta) -> int:

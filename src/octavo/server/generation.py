@@ -179,7 +179,8 @@ class Generation:
 
     async def _one(self, number: int) -> AsyncGenerator[Step, None]:
         request = self._requests[number]
-        ahead = _most_unseen(request, self._loaded.info.max_model_len)
+        draws_unseen = _draws_unseen(request.sampling)
+        ahead = _most_unseen(request, self._loaded.info.max_model_len) if draws_unseen else 0
         self._charge(ahead)
         self._prompts_taken.add(number)
         try:
@@ -187,6 +188,8 @@ class Generation:
                 async for deltas in batches:
                     for delta in deltas:
                         self._count(number, delta)
+                        if not draws_unseen:
+                            self._charge(len(delta.token_ids))
                         if ahead and delta.timings is not None:
                             self._charge(delta.timings.num_drawn_tokens - ahead)
                     for delta in deltas:
@@ -205,8 +208,6 @@ class Generation:
                 self.usage.cached_tokens += delta.num_cached_tokens
             self._prompts_seen.add(number)
         self.usage.completion_tokens += len(delta.token_ids)
-        if not _draws_unseen(self._requests[number].sampling):
-            self._charge(len(delta.token_ids))
         if delta.timings is not None:
             self.timings[number] = delta.timings
             # soon, when what it came with was written: nobody waits for the last token until this is counted
@@ -299,8 +300,6 @@ def _draws_unseen(sampling: SamplingParams) -> bool:
 def _most_unseen(request: EngineRequest, max_model_len: int) -> int:
     """What is charged before it is drawn, since nobody hears of it when the client leaves before the end."""
     sampling = request.sampling
-    if not _draws_unseen(sampling):
-        return 0
     room = max(max_model_len - len(request.prompt_token_ids), 0)
     return sampling.num_samples * min(room if sampling.max_tokens is None else sampling.max_tokens, room)
 

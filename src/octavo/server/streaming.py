@@ -166,8 +166,10 @@ async def events(
     try:
         async with aclosing(steps):
             async for number, deltas in steps:
-                chunks = [chunk for delta in deltas for chunk in to_chunks(number, delta)]
-                num_open -= sum(delta.timings is not None for delta in deltas)
+                chunks: list[dict[str, Any]] = []
+                for delta in deltas:
+                    chunks += to_chunks(number, delta)
+                    num_open -= delta.timings is not None
                 if num_open == 0 and chunks and not include_usage:
                     chunks[-1] |= closing()
                 for chunk in chunks:
