@@ -254,8 +254,11 @@ async def measure_idle(options: Options, site: Site) -> list[Figure]:
         return found
 
     await rate()
+    before = await rate()
     for _ in range(options.repeats):
-        share.values.append(await rate_beside() / await rate())
+        beside, after = await rate_beside(), await rate()
+        share.values.append(2 * beside / (before + after))  # a machine that grows slower or faster is neither's doing
+        before = after
     return [share]
 
 
