@@ -174,7 +174,7 @@ async def measure_first_token(options: Options, site: Site) -> list[Figure]:
     added = Figure("first token, added", "ms")
     for repeat in range(options.repeats):
         rng, pairs = random.Random(f"first token {repeat}"), []
-        for _ in range(3 if options.quick else 12):
+        for _ in range(3 if options.quick else 36):
             own = _first_token_seconds(site.engine, site.prompt(rng, PROMPT_TOKENS))
             body: dict[str, object] = {"prompt": site.prompt(rng, PROMPT_TOKENS), "max_tokens": 1}
             outcome = await site.stream("completions", body)
