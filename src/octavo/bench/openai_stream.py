@@ -30,7 +30,6 @@ class Outcome:
     planned_at: float
     sent_at: float
     slot_seconds: float = 0.0  # it waited for --max-concurrency before it was sent
-    written_at: float = 0.0  # handed to the socket: behind what the client itself does first, and connecting
     event_times: list[float] = field(default_factory=list)  # one an event with text
     ended_at: float = 0.0
     num_prompt_tokens: int | None = None
@@ -39,6 +38,7 @@ class Outcome:
     has_usage: bool = False
     error: str | None = None  # its kind, such as "status 429": counted under this name
     error_detail: str = ""  # the server's own words
+    written_at: float = 0.0  # handed to the socket: behind what the client itself does first, and connecting
 
     def fail(self, kind: str, detail: str = "") -> None:
         """The first fault stands."""
