@@ -30,6 +30,9 @@ class HeadJoiner(asyncio.Transport):
     def write(self, data: bytes | bytearray | memoryview) -> None:
         if not self._cycle.response_started:  # 100 Continue
             self._transport.write(data)
+        elif self._cycle.scope["method"] == "HEAD":
+            self._step_aside()
+            self._transport.write(data)  # all of the answer: held, it is lost on who closed its own end already
         elif not self._head:
             self._head = bytes(data)
             self._loop.call_soon(self._let_go)

@@ -24,9 +24,9 @@ class Transport(asyncio.Transport):
         return self.is_closed
 
 
-def made() -> tuple[Any, Transport]:
+def made(method: str = "POST") -> tuple[Any, Transport]:
     transport = Transport()
-    cycle: Any = SimpleNamespace(response_started=False, transport=None)
+    cycle: Any = SimpleNamespace(response_started=False, transport=None, scope={"method": method})
     cycle.transport = HeadJoiner(cycle, transport, asyncio.get_running_loop())
     return cycle, transport
 
@@ -52,6 +52,17 @@ def test_a_head_that_nothing_follows_leaves_in_the_next_turn() -> None:
         cycle.response_started = True
         cycle.transport.write(b"head")
         await asyncio.sleep(0)
+        assert transport.written == [b"head"]
+        assert cycle.transport is transport
+
+    asyncio.run(go())
+
+
+def test_a_head_that_nothing_can_follow_is_not_held() -> None:
+    async def go() -> None:
+        cycle, transport = made("HEAD")
+        cycle.response_started = True
+        cycle.transport.write(b"head")
         assert transport.written == [b"head"]
         assert cycle.transport is transport
 

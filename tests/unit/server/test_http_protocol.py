@@ -315,6 +315,19 @@ def test_the_head_of_an_answer_comes_with_what_follows_it(is_stream: bool) -> No
     run(go())
 
 
+@pytest.mark.parametrize("method", ["HEAD", "GET"])
+def test_a_client_that_sends_no_more_is_answered_what_is_ready_at_once(method: str) -> None:
+    async def go() -> None:
+        async with listening() as port:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(f"{method} /health HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+            writer.write_eof()
+            assert (await reader.read()).startswith(b"HTTP/1.1 200 ")
+            await close([(reader, writer)])
+
+    run(go())
+
+
 def test_an_upgrade_is_not_followed() -> None:
     upgrade = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade, close\r\nUpgrade: %s\r\n\r\n"
 
