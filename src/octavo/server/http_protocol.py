@@ -56,6 +56,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._num_unread = 0  # bytes the client had not taken when the reader's timer was started
         self._owed: list[RequestResponseCycle] = []  # requests whose answer is not complete, pipelined ones among them
         self._held = b""  # the end of what came, where an Upgrade header may begin
+        self._has_begun = False  # between the first byte of a request and its end
+        self._parsed = b""  # of headers that are not whole: the end of what the parser has
         self._is_deaf = False  # the parser lost its place: what comes is not read
 
     # -- the connection ----------------------------------------------------------------------------------------------
@@ -98,9 +100,10 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self.transport.is_closing() or self._is_deaf:
             return
         if self._in_headers:
-            data, self._held = _without_upgrade(self._held + data)
+            data, self._held = _without_upgrade(self._held + data, self._parsed)
         self._header_bytes += len(data)  # the callbacks below set it back where the parser met a body or an end
         super().data_received(data)
+        self._parsed = (self._parsed + data)[-3:] if self._in_headers and self._has_begun else b""
         if self._in_headers and (self._header_bytes or self._held) and self._header_timer is None:
             self._start_timer()
         if self._header_bytes > self.limits.max_header_bytes + _READ_BYTES:
@@ -121,6 +124,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         if len(self.pipeline) >= self.limits.max_pipelined_requests:
             raise TooManyPipelined
+        self._has_begun = True
         super().on_message_begin()
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -144,7 +148,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        self._in_headers = True
+        self._in_headers, self._has_begun = True, False
         self._header_bytes = 0
         self.asking.pop(self, None)
         super().on_message_complete()
@@ -263,9 +267,12 @@ _UPGRADE = re.compile(rb"\r\nupgrade(?=[ \t]*:)", re.IGNORECASE)
 _BEGUN = re.compile(rb"(?:\r\n)?\r(?:\n(?:u(?:p(?:g(?:r(?:a(?:de?)?)?)?)?)?)?)?\Z", re.IGNORECASE)
 
 
-def _without_upgrade(data: bytes) -> tuple[bytes, bytes]:
+def _without_upgrade(data: bytes, parsed: bytes = b"") -> tuple[bytes, bytes]:
     """Behind an Upgrade header (Java's client sends one by itself) the parser would skip the body and then stop. What
-    comes is cut anywhere: the second part is what can only be judged with what comes next."""
+    comes is cut anywhere: the second part is what can only be judged with what comes next. `parsed`: what the parser
+    has of the same headers ends with it, which was not held where it came behind another request."""
+    if b"\r\n\r\n" in parsed + data[:3]:
+        return data, b""  # the headers end here
     head, blank, rest = data.partition(b"\r\n\r\n")
     begun = None if blank else _BEGUN.search(head, max(len(head) - 12, 0))
     held = begun.group() if begun else b""

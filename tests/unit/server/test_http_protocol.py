@@ -315,6 +315,36 @@ def test_the_head_of_an_answer_comes_with_what_follows_it(is_stream: bool) -> No
     run(go())
 
 
+@pytest.mark.parametrize(
+    "first",
+    [
+        b"GET /version HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"POST /version HTTP/1.1\r\nHost: localhost\r\nContent-Length: 3\r\n\r\n\r\n\r",
+    ],
+)
+def test_a_request_behind_another_is_answered_wherever_it_is_cut(first: bytes) -> None:
+    second = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+
+    async def one(port: int, cut: int) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(first + second[:cut])
+        answer = await reader.readuntil(b"\r\n\r\n")
+        for piece in (second[cut : cut + 1], second[cut + 1 :]):
+            writer.write(piece)
+            for _ in range(20):  # the server reads in this loop too: it has this piece before the next
+                await asyncio.sleep(0)
+        answer += await asyncio.wait_for(reader.read(), 10)
+        assert answer.count(b"HTTP/1.1 ") == 2, cut
+        assert b'{"status":"ok"}' in answer
+        await close([(reader, writer)])
+
+    async def go() -> None:
+        async with listening() as port:
+            await asyncio.gather(*(one(port, cut) for cut in range(len(second))))
+
+    run(go())
+
+
 @pytest.mark.parametrize("method", ["HEAD", "GET"])
 def test_a_client_that_sends_no_more_is_answered_what_is_ready_at_once(method: str) -> None:
     async def go() -> None:
