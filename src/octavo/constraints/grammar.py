@@ -76,6 +76,7 @@ def check_grammar(spec: GrammarSpec) -> GrammarSpec:
             bytewise.consume_token((allowed & -allowed).bit_length() - 1)  # the first of them
         return bytewise.get_error() if bytewise.is_error() else ""
 
+    _refuse_endless(spec)
     return _ready(spec, attempt)
 
 
@@ -87,7 +88,6 @@ def _ready(spec: GrammarSpec, attempt: Callable[[GrammarSpec], str]) -> GrammarS
     from octavo.constraints.lowering import lowered, needs_lowering  # here: an engine is mostly given what is ready
     from octavo.constraints.schemas import Unsupported
 
-    _refuse_endless(spec)
     problem = ""
     if not needs_lowering(spec):
         problem = attempt(spec)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import numpy as np
 import pytest
@@ -181,10 +181,9 @@ def test_a_schema_within_a_grammar_is_rewritten_where_no_blanks_may_stand() -> N
         check_grammar(refused)
 
 
-def test_a_grammar_marked_as_larks_is_not_read_as_gbnf_for_what_that_is_known_by() -> None:
-    with pytest.raises(BadRequest, match='the text "::" can be written as ":" ":"'):
-        compiler().compile(GrammarSpec("grammar", '%llguidance {}\nstart: "a ::= b"'))
-    assert follows(GrammarSpec("grammar", '%llguidance {}\nstart: "a " ":" ":" "= b"'), "a ::= b")
+def test_a_grammar_marked_as_larks_may_hold_what_gbnf_is_known_by() -> None:
+    spec = GrammarSpec("grammar", '%llguidance {}\nstart: "a ::= b"')
+    assert follows(spec, "a ::= b")
 
 
 def test_samples_of_one_grammar_have_places_of_their_own() -> None:
@@ -306,10 +305,9 @@ ENDLESS_RULES = {  # following them takes for ever, and nothing stops the librar
 
 
 @pytest.mark.parametrize("name", ENDLESS_RULES)
-@pytest.mark.parametrize("taken", [check_grammar, lambda spec: compiler().compile(spec)], ids=["checked", "compiled"])
-def test_rules_with_parameters_are_refused(name: str, taken: Callable[[GrammarSpec], object]) -> None:
+def test_rules_with_parameters_are_refused(name: str) -> None:
     with pytest.raises(BadRequest) as raised:
-        taken(GrammarSpec("grammar", ENDLESS_RULES[name]))
+        check_grammar(GrammarSpec("grammar", ENDLESS_RULES[name]))
     assert raised.value.code == "invalid_grammar"
     if name != "in GBNF":
         assert "not taken" in raised.value.message
