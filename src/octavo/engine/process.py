@@ -127,7 +127,7 @@ class StepLoop:
     def run(self) -> None:
         """Until the server's end closes. Raises what is fatal to the engine, FrameError among it."""
         engine, channel = self._engine, self._channel
-        self._channel.send(self._heartbeat())
+        self._send_heartbeat()
         while not channel.is_closed:
             self._turn_time = time.monotonic()
             for message in channel.receive():
@@ -148,7 +148,7 @@ class StepLoop:
         is_ending = is_idle or any(delta.finish_reason is not None for delta in deltas)
         self._send_deltas(deltas)
         if is_ending or time.monotonic() - self._heartbeat_time >= BUSY_STATS_SECONDS:
-            self._channel.send(self._heartbeat())
+            self._send_heartbeat()  # behind the outputs, which are waited for; who needs an end counted waits for this
         if is_idle or not self._engine.ran_nothing:
             self._progress_time = now = time.monotonic()
             self._engine.times.deliver += (began - self._turn_time) + (now - ended)
@@ -201,16 +201,15 @@ class StepLoop:
             self._may_store = self._engine.store_some()
         if time.monotonic() - self._heartbeat_time >= HEARTBEAT_SECONDS:
             self._engine.rest()
-            self._channel.send(self._heartbeat())
+            self._send_heartbeat()
 
     def _pause(self) -> None:
         """The server does not read: no step, no heartbeat (it could not read that either) until it does."""
         self._channel.wait(HEARTBEAT_SECONDS)
 
-    def _heartbeat(self) -> frames.Heartbeat:
-        """To be sent at once."""
+    def _send_heartbeat(self) -> None:
         self._heartbeat_time = time.monotonic()
-        return frames.Heartbeat(self._engine.stats(), self._longest_step_seconds)
+        self._channel.send(frames.Heartbeat(self._engine.stats(), self._longest_step_seconds))
 
     def _send_deltas(self, deltas: Sequence[SequenceDelta]) -> None:
         """One frame a step, which is a sign of life even when empty; several where one would be too large."""

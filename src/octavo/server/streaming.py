@@ -66,8 +66,8 @@ class Steps:
 
 
 class EventStream(Response):
-    """Sends the events as they come. Until the first step is there nothing is sent,
-    and what the engine refuses the request with is raised: the answer is an error's then."""
+    """Sends the events as they come. Until the first step is there nothing is sent, and what the engine refuses the
+    request with is raised: the answer is an error's then."""
 
     def __init__(
         self,
