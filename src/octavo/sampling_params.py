@@ -6,7 +6,6 @@ in passes: the server's door, `LLM`, and the engine.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -85,10 +84,6 @@ class SamplingParams:
         _real("repetition_penalty", self.repetition_penalty, 0.0, 10.0, open_low=True)
         _real("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _real("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        _count("logit_bias", len(self.logit_bias), MAX_LOGIT_BIAS)
-        for token_id, bias in self.logit_bias.items():
-            check_whole("logit_bias", token_id, 0, 2**31 - 1)
-            _real("logit_bias", bias, -100.0, 100.0)
         if self.seed is not None:
             check_whole("seed", self.seed, -(2**63), 2**64 - 1)
         if self.max_tokens is not None:
@@ -100,33 +95,36 @@ class SamplingParams:
                 f"min_tokens is {self.min_tokens}, max_tokens is {self.max_tokens}; lower min_tokens",
                 param="min_tokens",
             )
-        _count("stop", len(self.stop), MAX_STOP_STRINGS)
-        for text in self.stop:
-            if not isinstance(text, str) or not text:
-                raise BadRequest("stop must hold non-empty strings", param="stop")
-            if len(text.encode("utf-8", "surrogatepass")) > MAX_STOP_STRING_BYTES:
-                raise BadRequest(f"a stop string may have {MAX_STOP_STRING_BYTES} bytes; shorten it", param="stop")
-        _count("stop_token_ids", len(self.stop_token_ids), MAX_STOP_TOKEN_IDS)
-        for token_id in self.stop_token_ids:
-            check_whole("stop_token_ids", token_id, 0, 2**31 - 1)
         for name, value in (("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)):
             if value is not None:
                 check_whole(name, value, 0, MAX_LOGPROBS)
         for name in ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens", "use_beam_search"):
             if not isinstance(getattr(self, name), bool):
                 raise BadRequest(f"{name} must be true or false", param=name)
-        self._check_logprob_ids()
+        if self.logit_bias or self.stop or self.stop_token_ids or self.allowed_token_ids or self.bad_words:
+            self._check_lists()
+        if self.logprob_token_ids:
+            self._check_logprob_ids()
         self._check_constraints()
         self._check_choice()
-        self._check_pooling()
+        if self.pooling is not None:
+            self._check_pooling()
+
+    def _check_lists(self) -> None:
+        _count("logit_bias", len(self.logit_bias), MAX_LOGIT_BIAS)
+        for token_id, bias in self.logit_bias.items():
+            check_whole("logit_bias", token_id, 0, 2**31 - 1)
+            _real("logit_bias", bias, -100.0, 100.0)
+        _check_texts("stop", "stop string", self.stop, MAX_STOP_STRINGS, MAX_STOP_STRING_BYTES)
+        _check_token_ids("stop_token_ids", self.stop_token_ids, MAX_STOP_TOKEN_IDS)
+        _check_token_ids("allowed_token_ids", self.allowed_token_ids, MAX_ALLOWED_TOKEN_IDS)
+        _check_texts("bad_words", "bad word", self.bad_words, MAX_BAD_WORDS, MAX_BAD_WORD_BYTES)
 
     def _check_logprob_ids(self) -> None:
-        _count("logprob_token_ids", len(self.logprob_token_ids), MAX_LOGPROB_TOKEN_IDS)
-        for token_id in self.logprob_token_ids:
-            check_whole("logprob_token_ids", token_id, 0, 2**31 - 1)
+        _check_token_ids("logprob_token_ids", self.logprob_token_ids, MAX_LOGPROB_TOKEN_IDS)
         if len(set(self.logprob_token_ids)) < len(self.logprob_token_ids):
             raise BadRequest("logprob_token_ids names a token twice; name each once", param="logprob_token_ids")
-        if self.logprob_token_ids and self.logprobs is None:
+        if self.logprobs is None:
             raise BadRequest(
                 "logprob_token_ids needs logprobs; set it, or leave the ids out", param="logprob_token_ids"
             )
@@ -139,19 +137,10 @@ class SamplingParams:
                 f"min_tokens is {self.min_tokens}, but a structured answer ends where its grammar does; leave it out",
                 param="min_tokens",
             )
-        if not isinstance(self.repetition_detection, RepetitionDetection | None):
+        if self.repetition_detection is not None and not isinstance(self.repetition_detection, RepetitionDetection):
             raise BadRequest("repetition_detection must be a RepetitionDetection", param="repetition_detection")
-        if not isinstance(self.thinking_token_budget, ThinkingBudget | None):
+        if self.thinking_token_budget is not None and not isinstance(self.thinking_token_budget, ThinkingBudget):
             raise BadRequest("thinking_token_budget must be a ThinkingBudget", param="thinking_token_budget")
-        _count("allowed_token_ids", len(self.allowed_token_ids), MAX_ALLOWED_TOKEN_IDS)
-        for token_id in self.allowed_token_ids:
-            check_whole("allowed_token_ids", token_id, 0, 2**31 - 1)
-        _count("bad_words", len(self.bad_words), MAX_BAD_WORDS)
-        for text in self.bad_words:
-            if not isinstance(text, str) or not text:
-                raise BadRequest("bad_words must hold non-empty strings", param="bad_words")
-            if len(text.encode("utf-8", "surrogatepass")) > MAX_BAD_WORD_BYTES:
-                raise BadRequest(f"a bad word may have {MAX_BAD_WORD_BYTES} bytes; shorten it", param="bad_words")
 
     def _check_choice(self) -> None:
         """What says how many answers are tried, and which are given out."""
@@ -172,8 +161,6 @@ class SamplingParams:
                 raise BadRequest(f"{name} is for beam search; set use_beam_search, or leave it out", param=name)
 
     def _check_pooling(self) -> None:
-        if self.pooling is None:
-            return
         if not isinstance(self.pooling, PoolingParams):
             raise BadRequest("pooling must be PoolingParams", param="pooling")
         if self.max_tokens != 0:
@@ -228,15 +215,18 @@ class SamplingParams:
         """A lone string would otherwise be read as its letters."""
         for name in ("stop", "stop_token_ids", "allowed_token_ids", "bad_words", "logprob_token_ids"):
             value: Any = getattr(self, name)
+            if type(value) is tuple:
+                continue
             if name in ("stop", "bad_words") and isinstance(value, str):
                 value = (value,)
             if value is not None and not isinstance(value, list | tuple):
                 raise BadRequest(f"{name} must be a list", param=name)
             object.__setattr__(self, name, tuple(value or ()))
         bias: Any = self.logit_bias
-        if bias is not None and not isinstance(bias, Mapping):
+        if bias is None:
+            object.__setattr__(self, "logit_bias", {})
+        elif type(bias) is not dict and not isinstance(bias, Mapping):
             raise BadRequest("logit_bias must map token ids to numbers", param="logit_bias")
-        object.__setattr__(self, "logit_bias", {} if bias is None else bias)
 
     @property
     def num_samples(self) -> int:
@@ -302,12 +292,26 @@ class SamplingParams:
 
 
 def _real(name: str, value: object, low: float, high: float, *, open_low: bool = False) -> None:
-    if not isinstance(value, int | float) or isinstance(value, bool):
+    if type(value) is not float and (not isinstance(value, int | float) or isinstance(value, bool)):
         raise BadRequest(f"{name} must be a number", param=name)
-    inside = (low < value if open_low else low <= value) and value <= high
-    if not (inside and math.isfinite(value)):
+    if not ((low < value if open_low else low <= value) and value <= high):  # nor is NaN
         above = "above" if open_low else "from"
         raise BadRequest(f"{name} is {short_number(value)}; it must be {above} {low:g} to {high:g}", param=name)
+
+
+def _check_texts(name: str, one: str, texts: tuple[str, ...], max_texts: int, max_bytes: int) -> None:
+    _count(name, len(texts), max_texts)
+    for text in texts:
+        if not isinstance(text, str) or not text:
+            raise BadRequest(f"{name} must hold non-empty strings", param=name)
+        if len(text.encode("utf-8", "surrogatepass")) > max_bytes:
+            raise BadRequest(f"a {one} may have {max_bytes} bytes; shorten it", param=name)
+
+
+def _check_token_ids(name: str, token_ids: tuple[int, ...], max_ids: int) -> None:
+    _count(name, len(token_ids), max_ids)
+    for token_id in token_ids:
+        check_whole(name, token_id, 0, 2**31 - 1)
 
 
 def _count(name: str, count: int, limit: int) -> None:
