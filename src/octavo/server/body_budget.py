@@ -4,9 +4,8 @@ beyond one key's share. Reads no body: the door does.
 
 from __future__ import annotations
 
-import contextlib
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Final
 
 from octavo.errors import QueueFull
@@ -31,16 +30,6 @@ class BodyBudget:
         self._has_others = has_others
         self._taken = 0
         self._held: Counter[str] = Counter()  # by key
-
-    @contextlib.contextmanager
-    def body(self, owner: str = "") -> Iterator[BodyHold]:
-        """Of one request, which gives all back at its end unless it keeps it."""
-        hold = BodyHold(self, owner)
-        try:
-            yield hold
-        finally:
-            if not hold.is_kept:
-                hold.release()
 
     def take(self, num_bytes: int, owner: str) -> None:
         """Raises QueueFull."""
@@ -67,13 +56,20 @@ class BodyBudget:
 
 
 class BodyHold:
-    """What one body holds of the budget."""
+    """What the body of one request holds of the budget: given back at the end of a `with` block, unless it is kept."""
 
-    def __init__(self, budget: BodyBudget, owner: str) -> None:
+    def __init__(self, budget: BodyBudget, owner: str = "") -> None:
         self._budget = budget
         self._owner = owner
         self._num_bytes = 0
         self.is_kept = False
+
+    def __enter__(self) -> BodyHold:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if not self.is_kept:
+            self.release()
 
     def grow(self, size: int) -> None:
         """The body has this size now. Raises QueueFull."""

@@ -41,7 +41,8 @@ def check_counts(data: Mapping[str, Any], limits: Limits) -> None:
     """Raises BadRequest."""
     _check_fields(data, limits)
     for name in _WITH_FIELDS:
-        value = data.get(name)
+        if (value := data.get(name)) is None:
+            continue
         for number, each in enumerate(value if isinstance(value, list) else [value]):
             if isinstance(each, dict):
                 where = f"{name}[{number}]" if isinstance(value, list) else name
@@ -51,9 +52,9 @@ def check_counts(data: Mapping[str, Any], limits: Limits) -> None:
         if isinstance(message, dict):
             _check_lengths(message, _OF_A_MESSAGE, limits, where=f"messages[{number}].", param="messages")
     given = data.get("input")
-    items = [
-        (number, each) for number, each in enumerate(given if isinstance(given, list) else ()) if isinstance(each, dict)
-    ]
+    if not isinstance(given, list):
+        return
+    items = [(number, each) for number, each in enumerate(given) if isinstance(each, dict)]
     _check_lengths({"input": items}, {"input": "max_messages"}, limits)
     for number, item in items:
         _check_lengths(item, _OF_AN_ITEM, limits, where=f"input[{number}].", param="input")
@@ -61,20 +62,22 @@ def check_counts(data: Mapping[str, Any], limits: Limits) -> None:
 
 def _check_fields(data: Mapping[str, Any], limits: Limits, where: str = "", param: str | None = None) -> None:
     _check_lengths(data, LENGTHS, limits, where, param)
-    for name, attribute in VALUES.items():
-        value = data.get(name)
-        most = getattr(limits, attribute)
-        if isinstance(value, int) and not isinstance(value, bool) and value > most:
-            raise BadRequest(f"{where}{name} is {short_number(value)}; it must be at most {most}", param=param or name)
+    for name, value in data.items():
+        if isinstance(value, int) and not isinstance(value, bool) and name in VALUES:
+            most = getattr(limits, VALUES[name])
+            if value > most:
+                raise BadRequest(
+                    f"{where}{name} is {short_number(value)}; it must be at most {most}", param=param or name
+                )
 
 
 def _check_lengths(
     data: Mapping[str, Any], lengths: Mapping[str, str], limits: Limits, where: str = "", param: str | None = None
 ) -> None:
-    for name, attribute in lengths.items():
-        value = data.get(name)
-        most = getattr(limits, attribute)
-        if isinstance(value, list | dict) and len(value) > most:
-            raise BadRequest(
-                f"{where}{name} has {len(value)} entries, the limit is {most}; send fewer", param=param or name
-            )
+    for name, value in data.items():
+        if isinstance(value, list | dict) and name in lengths:
+            most = getattr(limits, lengths[name])
+            if len(value) > most:
+                raise BadRequest(
+                    f"{where}{name} has {len(value)} entries, the limit is {most}; send fewer", param=param or name
+                )

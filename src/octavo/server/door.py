@@ -31,11 +31,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from octavo.engine.c_heap import c_heap_trim
 from octavo.errors import NotFound, OctavoError, TooLarge, Unauthorized
-from octavo.server.body_budget import BodyBudget
+from octavo.server.body_budget import BodyBudget, BodyHold
 from octavo.server.caller import Caller, note_owner
 from octavo.server.dialects import is_anthropic
 from octavo.server.errors import ClientGone, PayloadError, error_response, internal_response, log_fault
 from octavo.server.heap import HeapTrimmer
+from octavo.server.http_protocol import WHOLE_BODY
 from octavo.server.limits import MAX_REQUEST_ID_CHARS, Limits
 from octavo.server.state import Phase, ServerState
 from octavo.server.visit import visit_of
@@ -90,7 +91,7 @@ class Door:
                 visit.client = caller.client_id(None)
             _check_path(scope)
             self._check_phase(scope)
-            with self._bodies.body(caller.owner) as hold:
+            with BodyHold(self._bodies, caller.owner) as hold:
                 inner["octavo.body_hold"] = hold
                 if scope["method"] in _METHODS_WITH_BODY and scope["path"] not in OPEN_PATHS:
                     _check_encoding(scope)
@@ -264,12 +265,10 @@ async def read_body(scope: Scope, receive: Receive, limits: Limits, grow: Callab
     chunks: list[bytes] = []
     size = 0
     while True:
-        left = min(deadline - time.monotonic(), limits.body_idle_timeout_seconds)
-        try:
-            async with asyncio.timeout(max(0.0, left)):
-                message = await receive()
-        except TimeoutError:
-            raise PayloadError(408, "the body came too slowly; send it again without pauses") from None
+        if scope.get(WHOLE_BODY):
+            message = await receive()  # it waits for nothing
+        else:
+            message = await _receive_soon(receive, min(deadline - time.monotonic(), limits.body_idle_timeout_seconds))
         if message["type"] == "http.disconnect":
             raise ClientGone
         chunk = message.get("body", b"")
@@ -281,6 +280,15 @@ async def read_body(scope: Scope, receive: Receive, limits: Limits, grow: Callab
             chunks.append(chunk)
         if not message.get("more_body", False):
             return b"".join(chunks)
+
+
+async def _receive_soon(receive: Receive, seconds: float) -> Message:
+    """Raises PayloadError (408)."""
+    try:
+        async with asyncio.timeout(max(0.0, seconds)):
+            return await receive()
+    except TimeoutError:
+        raise PayloadError(408, "the body came too slowly; send it again without pauses") from None
 
 
 async def _check_client(receive: Receive) -> None:

@@ -18,7 +18,7 @@ import asyncio
 import re
 import secrets
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
@@ -29,6 +29,9 @@ from octavo.server.limits import Limits
 
 if TYPE_CHECKING:
     from uvicorn._types import ASGISendEvent
+
+
+WHOLE_BODY: Final = "octavo.body_is_whole"  # in the scope once a request's last byte is here
 
 
 class TooManyPipelined(Exception):
@@ -152,6 +155,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._header_bytes = 0
         self.asking.pop(self, None)
         super().on_message_complete()
+        self.scope[WHOLE_BODY] = True  # type: ignore[typeddict-unknown-key]
         if self.cycle.response_complete:
             self._start_timer()  # uvicorn started its own with the answer, and stopped it when the body went on
             self._rest()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from octavo.engine.c_heap import c_heap_trim
-from octavo.server.body_budget import BodyBudget
+from octavo.server.body_budget import BodyBudget, BodyHold
 from octavo.server.heap import HeapTrimmer
 from octavo.server.limits import Limits
 
@@ -49,7 +49,7 @@ def test_only_large_bodies_count() -> None:
     limits = Limits(large_body_bytes=100)
     budget = BodyBudget(limits, lambda: ended.append("large"))
     for size, expected in ((100, []), (101, ["large"])):
-        with budget.body() as hold:
+        with BodyHold(budget) as hold:
             hold.grow(size // 2)
             hold.grow(size)
             assert ended == []

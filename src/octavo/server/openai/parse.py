@@ -68,11 +68,11 @@ async def read(request: Request, schema: type[Schema], limits: Limits, unknown: 
 def _is_json(request: Request) -> bool:
     """What the request says of its body. Pages of other sites may send any body, but not one that says it is JSON;
     where Ollama's clients ask, who do not all say it, nothing said is enough unless a browser sends it."""
-    content_type = request.headers.get("content-type")
-    if content_type is None:
-        return is_ollama(request.url.path) and not any(name in request.headers for name in _BROWSER_HEADERS)
-    kind = content_type.partition(";")[0].strip().lower()
-    return kind == "application/json" or kind.endswith("+json")
+    for name, value in request.scope["headers"]:
+        if name == b"content-type":
+            kind = value.partition(b";")[0].strip().lower()
+            return bool(kind == b"application/json" or kind.endswith(b"+json"))
+    return is_ollama(request.url.path) and not any(name in request.headers for name in _BROWSER_HEADERS)
 
 
 def _read(body: bytes, schema: type[Schema], limits: Limits, unknown: UnknownNames) -> Schema:
@@ -112,15 +112,26 @@ def _wire_fields(schema: type[BaseModel]) -> dict[str, FieldInfo]:
 def check_neutral(schema: type[BaseModel], present: Mapping[str, Any]) -> None:
     """Raises BadRequest naming the first field that this server does not implement and that asks for something; also
     inside the objects that a field holds."""
-    fields = schema.model_fields
+    looked_into = _looked_into(schema)
     for name, value in present.items():
-        field = fields.get(name)
-        if field is None:
+        if (what := looked_into.get(name)) is None:
             continue
-        if (values := neutral_values(field)) is not None:
-            _check_neutral(name, value, values, neutral_reason(field))
-        elif isinstance(value, dict) and (inner := _object_in(field)) is not None:
-            _check_inside(name, inner, value)
+        if isinstance(what, FieldInfo):
+            _check_neutral(name, value, neutral_values(what) or [], neutral_reason(what))
+        elif isinstance(value, dict):
+            _check_inside(name, what, value)
+
+
+@functools.cache
+def _looked_into(schema: type[BaseModel]) -> dict[str, FieldInfo | type[BaseModel]]:
+    """The fields that are not implemented, and those that hold objects, with the object's schema."""
+    found: dict[str, FieldInfo | type[BaseModel]] = {}
+    for name, field in schema.model_fields.items():
+        if neutral_values(field) is not None:
+            found[name] = field
+        elif (inner := _object_in(field)) is not None:
+            found[name] = inner
+    return found
 
 
 def _object_in(field: FieldInfo) -> type[BaseModel] | None:

@@ -24,10 +24,13 @@ class Form(NamedTuple):
 
 
 _GUIDED = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
+_FORMS = frozenset(("response_format", "structured_outputs", *_GUIDED))
 
 
 def grammar_of(request: FormFields, limits: Limits) -> GrammarSpec | None:
     """None: the answer is free. Raises BadRequest."""
+    if request.model_fields_set.isdisjoint(_FORMS):
+        return None
     found = [
         form
         for form in (
