@@ -145,19 +145,28 @@ class InProcessEngine:
                 await self._wake.wait()
                 continue
             by_request: dict[str, list[SequenceDelta]] = {}
-            for delta in self.engine.step():
+            for delta in self.engine.step(self):
                 by_request.setdefault(delta.request_id, []).append(delta)
             for request_id, deltas in by_request.items():
                 if request_id in self._mail:
                     self._mail[request_id].put_nowait(deltas)
             await asyncio.sleep(0)
 
+    def announce(self, request_ids: list[str]) -> None:
+        for request_id in request_ids:
+            if request_id in self._mail:
+                self._mail[request_id].put_nowait([])
+
+    def hand_out(self, deltas: list[SequenceDelta]) -> None:
+        """They are taken from the step's result."""
+
 
 Script = Sequence[list[SequenceDelta] | Exception]
 
 
 class ScriptedEngine:
-    """`script(request)` says what each generate yields; an exception in it is raised; a list is yielded."""
+    """`script(request)` says what each generate yields, behind the sign that it comes; an exception in it is raised; a
+    list is yielded."""
 
     def __init__(self, script: Callable[[EngineRequest], Script], **info: Any) -> None:
         self.info = replace(FAKE_INFO, **info)
@@ -170,6 +179,7 @@ class ScriptedEngine:
     async def generate(self, request: EngineRequest) -> AsyncGenerator[list[SequenceDelta], None]:
         self.requests.append(request)
         try:
+            yield []
             for item in self._script(request):
                 await asyncio.sleep(0)
                 if isinstance(item, Exception):

@@ -169,6 +169,17 @@ class Scheduler:
         self._ordering.served(sequences, plan)
         return self._committer.commit(plan, sequences, result)
 
+    def first_outputs(self) -> list[str]:
+        """The requests of which the oldest plan in flight draws the first tokens."""
+        plan, sequences = self._in_flight[0]
+        if plan.num_tokens == len(sequences):  # nearly always: one token each, so that no prompt is read
+            return []
+        return [
+            sequence.request.request_id
+            for sequence, draws in zip(sequences, plan.num_samples, strict=True)
+            if draws and len(sequence.token_ids) == sequence.num_prompt_tokens
+        ]
+
     def take_released(self) -> Listing[BlockId]:
         """Blocks that hold nothing since the last call: the executor may give their memory back.
 

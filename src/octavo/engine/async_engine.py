@@ -152,7 +152,8 @@ class AsyncEngine:
         return self._is_running and self.heartbeat_age_seconds() < limit
 
     async def generate(self, request: EngineRequest) -> AsyncGenerator[list[SequenceDelta], None]:
-        """Yields deltas as they come, at most one a sample each time; ends after each sample's finish_reason.
+        """Yields deltas as they come, at most one a sample each time; ends after each sample's finish_reason. Right
+        before the first it may yield none: there is time to get ready for them.
 
         Closing it early aborts the request. Raises BadRequest or QueueFull when the engine refuses the request,
         EngineDead, and RequestError (code slow_reader) when deltas are left unread for too long.
@@ -284,6 +285,10 @@ class AsyncEngine:
                     if delta.finish_reason is not None:
                         self._is_counted.clear()
                     self._deliver(delta)
+            case frames.Imminent(request_ids=request_ids):
+                for request_id in request_ids:
+                    if (waiting_for := self._mailboxes.get(request_id)) is not None:
+                        waiting_for.nudge()
             case frames.Heartbeat(stats=stats, longest_step_seconds=longest):
                 self._stats, self._longest_step_seconds = stats, longest
                 self._is_counted.set()

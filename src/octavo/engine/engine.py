@@ -15,7 +15,7 @@ import logging
 import random
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from octavo.constraints.grammar import GrammarCompiler
 from octavo.constraints.table import ConstraintTable
@@ -49,6 +49,15 @@ __all__ = ["Engine", "EngineRequest"]
 _log = logging.getLogger(__name__)
 _CANCELLED = "the administrator ended this request before its answer was complete"
 _REQUEST_FAULT = "this request met a fault inside the server and was ended; the others go on"
+
+
+class Outlet(Protocol):
+    def announce(self, request_ids: list[str]) -> object:
+        """What the executor drew is the first of these requests, and is handed out as soon as it is committed: whoever
+        takes it may get ready."""
+
+    def hand_out(self, deltas: list[SequenceDelta]) -> object:
+        """All of a step's, before its records are written: a token does not wait for what is only read later."""
 
 
 class Engine:
@@ -185,8 +194,9 @@ class Engine:
         step, finish_reason "abort". Idempotent; unknown ids do nothing."""
         self._end(request_id, "abort", None)
 
-    def step(self) -> list[SequenceDelta]:
-        """Runs one step of whatever is scheduled. What it raises is fatal to the engine."""
+    def step(self, outlet: Outlet | None = None) -> list[SequenceDelta]:
+        """Runs one step of whatever is scheduled. What it raises is fatal to the engine. `outlet` hears of the deltas
+        as soon as that can be."""
         began = self._clock()
         for late in self._deadlines.late(began):
             self._end(late.request_id, "error", late.message, late.kind)
@@ -203,6 +213,8 @@ class Engine:
             entered = self._clock()
             result = self.executor.execute(plan, masks)
             left = self._clock()
+            if outlet is not None and (firsts := self.scheduler.first_outputs()):
+                outlet.announce(firsts)
             self._executor_seconds += left - entered
             self._num_shared_queries += result.num_shared_queries
             if masks is not None and masks.failed:
@@ -229,6 +241,8 @@ class Engine:
             self._pending = []
         self._release_blocks()
         now = self._clock()
+        if outlet is not None:
+            outlet.hand_out(deltas)
         for each in deltas:
             self._records.note(each, now)
         self._step_seconds += now - began

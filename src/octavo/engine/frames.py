@@ -6,8 +6,9 @@ pickle. One `StepDone` a step carries the outputs of all requests.
 
     server -> engine   Start, Add, Abort, and questions: Locate, Describe, ResetPrefixCache, ListLive, Cancel,
                        SetPriority
-    engine -> server   Progress, Ready | Failed, then StepDone, Rejected, Heartbeat, Fatal, and answers: Located,
-                       Described, PrefixCacheReset, LiveListed, Changed, Declined, each with its question's number
+    engine -> server   Progress, Ready | Failed, then Imminent, StepDone, Rejected, Heartbeat, Fatal, and answers:
+                       Located, Described, PrefixCacheReset, LiveListed, Changed, Declined, each with its question's
+                       number
 """
 
 from __future__ import annotations
@@ -140,6 +141,12 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     error: WireError
 
 
+class Imminent(msgspec.Struct, frozen=True, tag="imminent"):
+    """Their first outputs come as soon as the step is committed: who waits for one can get ready meanwhile."""
+
+    request_ids: tuple[str, ...]
+
+
 class StepDone(msgspec.Struct, frozen=True, tag="step"):
     deltas: tuple[SequenceDelta, ...]
 
@@ -192,7 +199,7 @@ class Declined(msgspec.Struct, frozen=True, tag="declined"):
 Question: TypeAlias = Locate | Describe | ResetPrefixCache | ListLive | Cancel | SetPriority
 Reply: TypeAlias = Located | Described | PrefixCacheReset | LiveListed | Changed | Declined
 ToEngine: TypeAlias = Start | Add | Abort | Question
-FromEngine: TypeAlias = Progress | Ready | Failed | StepDone | Rejected | Heartbeat | Fatal | Reply
+FromEngine: TypeAlias = Progress | Ready | Failed | Imminent | StepDone | Rejected | Heartbeat | Fatal | Reply
 
 
 def encode(message: ToEngine | FromEngine) -> bytes:

@@ -61,8 +61,13 @@ class Mailbox:
             self._unread = []
             self._wake()
 
+    def nudge(self) -> None:
+        """Wakes the reader, who finds nothing: something comes soon."""
+        self._wake()
+
     async def take(self) -> list[SequenceDelta]:
-        """Waits for deltas and takes all, joined by sample. Raises what `fail` was given. One reader at a time."""
+        """Waits for deltas, or a nudge, and takes all, joined by sample. Raises what `fail` was given. One reader at a
+        time."""
         if not self._unread and self._error is None:
             self._reader = asyncio.get_running_loop().create_future()
             await self._reader

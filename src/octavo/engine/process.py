@@ -36,8 +36,10 @@ BUSY_STATS_SECONDS: Final = 0.1  # how often statistics leave while steps follow
 PROGRESS_SECONDS: Final = 0.1
 LAST_WORDS_SECONDS: Final = 1.0
 STALL_WAIT_SECONDS: Final = 0.005  # before asking again a scheduler that has requests but no plan
+LULL_SECONDS: Final = 0.001  # without a message, before statistics leave that say how the last steps ended
 QUIET_SECONDS: Final = 0.02  # without a message, before some cached blocks are given to a tier
 STALL_LIMIT_SECONDS: Final = 30.0  # so long without a plan, with requests waiting, is a fault of ours
+MAX_ANNOUNCED: Final = 4  # first outputs of a step
 MAX_TOLD_REQUESTS: Final = 20  # of those that stall, in the log
 JSON_FLAG: Final = "--log-format=json"
 _PR_SET_PDEATHSIG: Final = 1
@@ -122,6 +124,7 @@ class StepLoop:
         self._progress_time = time.monotonic()  # when last a step ran something
         self._turn_time = self._progress_time  # when this turn of the loop began
         self._longest_step_seconds = 0.0
+        self._owes_stats = False  # steps ran since the last heartbeat
         self._may_store = False  # steps ran since a tier was last given all that is cached
 
     def run(self) -> None:
@@ -141,27 +144,23 @@ class StepLoop:
 
     def _step(self) -> None:
         began = time.monotonic()
-        deltas = self._timed_step()
+        self._timed_step()
         ended = time.monotonic()
-        self._may_store = True
-        is_idle = not self._engine.has_unfinished
-        is_ending = is_idle or any(delta.finish_reason is not None for delta in deltas)
-        self._send_deltas(deltas)
-        if is_ending or time.monotonic() - self._heartbeat_time >= BUSY_STATS_SECONDS:
-            self._send_heartbeat()  # behind the outputs, which are waited for; who needs an end counted waits for this
-        if is_idle or not self._engine.ran_nothing:
+        self._may_store = self._owes_stats = True
+        if ended - self._heartbeat_time >= BUSY_STATS_SECONDS:
+            self._send_heartbeat()
+        if not (self._engine.has_unfinished and self._engine.ran_nothing):
             self._progress_time = now = time.monotonic()
             self._engine.times.deliver += (began - self._turn_time) + (now - ended)
         else:
             self._stall()
 
-    def _timed_step(self) -> list[SequenceDelta]:
+    def _timed_step(self) -> None:
         """Keeps the longest step by processor time: one in which the process was stopped does not count as slow."""
         wall, cpu = time.monotonic(), time.process_time()
-        deltas = self._engine.step()
+        self._engine.step(self)
         worked = (time.process_time() - cpu) / self._engine.info.num_threads
         self._longest_step_seconds = max(self._longest_step_seconds, min(worked, time.monotonic() - wall))
-        return deltas
 
     def _stall(self) -> None:
         """Requests, but nothing to run. Raises InternalError when that lasts: an error beats waiting for ever."""
@@ -191,10 +190,15 @@ class StepLoop:
         )
 
     def _idle(self) -> None:
-        """Waits for a message; when none comes for a moment, cached blocks go to the tier; when a heartbeat passes
-        without one, looks after the house."""
-        self._engine.check_idle()
+        """Waits for a message; when none comes for a moment, tells what the steps came to, and cached blocks go to the
+        tier; when a heartbeat passes without one, looks after the house."""
         self._progress_time = time.monotonic()
+        if self._owes_stats:
+            is_lull = not self._channel.wait(LULL_SECONDS)  # whoever got the last token needs the processor first
+            if is_lull or time.monotonic() - self._heartbeat_time >= BUSY_STATS_SECONDS:
+                self._send_heartbeat()
+            return
+        self._engine.check_idle()
         wait = max(0.0, self._heartbeat_time + HEARTBEAT_SECONDS - self._progress_time)
         is_quiet = not self._channel.wait(min(wait, QUIET_SECONDS) if self._may_store else wait)
         if is_quiet and self._may_store:
@@ -209,17 +213,23 @@ class StepLoop:
 
     def _send_heartbeat(self) -> None:
         self._heartbeat_time = time.monotonic()
+        self._owes_stats = False
         self._channel.send(frames.Heartbeat(self._engine.stats(), self._longest_step_seconds))
 
-    def _send_deltas(self, deltas: Sequence[SequenceDelta]) -> None:
+    def announce(self, request_ids: list[str]) -> None:
+        """As `Outlet` says. Of a crowd none: to wake them twice costs more than it saves."""
+        if len(request_ids) <= MAX_ANNOUNCED:
+            self._channel.send(frames.Imminent(tuple(request_ids)))
+
+    def hand_out(self, deltas: Sequence[SequenceDelta]) -> None:
         """One frame a step, which is a sign of life even when empty; several where one would be too large."""
         try:
             self._channel.send(frames.StepDone(tuple(deltas)))
         except TooLarge:
             if len(deltas) > 1:
                 half = len(deltas) // 2
-                self._send_deltas(deltas[:half])
-                self._send_deltas(deltas[half:])
+                self.hand_out(deltas[:half])
+                self.hand_out(deltas[half:])
             else:
                 self._refuse(deltas[0])
 

@@ -50,9 +50,14 @@ class Steps:
         self._first: Step | None = None
 
     async def begin(self) -> None:
-        """Waits for the first. Raises what the engine refuses the request with."""
+        """Waits for the first, or for a sign that it comes. Raises what the engine refuses the request with."""
         with self._said():
             self._first = await anext(self._steps)
+
+    async def first(self) -> None:
+        """After `begin`: until it has come. Raises the same."""
+        while self._first is not None and not self._first[1]:
+            await self.begin()
 
     def __aiter__(self) -> Steps:
         return self
@@ -91,20 +96,17 @@ class EventStream(Response):
     async def __call__(self, _: Scope, __: Receive, send: Send) -> None:
         try:
             await self._steps.begin()
-            await self._write_events(send)
-        finally:
-            await self._steps.aclose()  # also where the events were never begun
-
-    async def _write_events(self, send: Send) -> None:
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        try:
             async with aclosing(self._events) as events, WriteDeadline(self._write_timeout_seconds) as deadline:
+                await self._steps.first()
+                await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
                 async for content in events:
                     deadline.begin()
                     await send({"type": "http.response.body", "body": content, "more_body": True})
                     deadline.end()
         except TimeoutError:
             raise ClientGone from None  # it reads no more; the connection is closed
+        finally:
+            await self._steps.aclose()  # also where the events were never begun
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 

@@ -276,6 +276,21 @@ def test_statistics_that_count_an_end_are_waited_for_but_not_for_long(monkeypatc
     with_engine("hang", scenario)
 
 
+def test_who_waits_for_first_outputs_hears_that_they_come() -> None:
+    async def scenario(engine: AsyncEngine) -> None:
+        asked = request()
+        stream = engine.generate(asked)
+        reading = asyncio.ensure_future(anext(stream))
+        while not engine.num_requests:
+            await asyncio.sleep(0)
+        engine._hear(frames.Imminent(("unknown", asked.request_id)))
+        assert await reading == []
+        engine._hear(frames.StepDone((SequenceDelta(asked.request_id, 0, "x", (1,), finish_reason="stop"),)))
+        assert [delta.text async for deltas in stream for delta in deltas] == ["x"]
+
+    with_engine("hang", scenario)
+
+
 def test_silence_is_judged_by_the_longest_step_the_model_needs() -> None:
     async def scenario(engine: AsyncEngine) -> None:
         await until_aborted(engine, 1)  # its only heartbeat has come

@@ -69,3 +69,18 @@ def test_the_first_error_stays_and_a_finished_answer_is_left_alone() -> None:
             await other.take()
 
     asyncio.run(scenario())
+
+
+def test_a_nudge_wakes_the_reader_who_finds_nothing_and_nobody_else() -> None:
+    async def scenario() -> None:
+        mailbox = Mailbox(1)
+        mailbox.nudge()  # nobody waits
+        reading = asyncio.create_task(mailbox.take())
+        await asyncio.sleep(0)
+        mailbox.nudge()
+        assert await reading == []
+        mailbox.put(delta(0, "x", finish_reason="stop"))
+        mailbox.nudge()
+        assert [each.text for each in await mailbox.take()] == ["x"]
+
+    asyncio.run(scenario())

@@ -10,6 +10,7 @@ import pytest
 
 from octavo.engine import frames, process
 from octavo.engine.control import LiveRequest
+from octavo.engine.engine import Outlet
 from octavo.engine.engine_request import EngineRequest
 from octavo.engine.info import EngineInfo, EngineStats
 from octavo.engine.step_times import StepTimes
@@ -34,6 +35,7 @@ class ScriptedEngine:
         self.num_rests = 0
         self.num_stores = 0
         self.control = self
+        self.announced: list[str] = []
 
     def live(self, limit: int) -> tuple[list[LiveRequest], int]:
         return [LiveRequest("cmpl-1", 0, "preempted", 0.0, 7, 3, 2, 1, 0, "")], 5
@@ -46,8 +48,12 @@ class ScriptedEngine:
     def has_unfinished(self) -> bool:
         return bool(self.script)
 
-    def step(self) -> list[SequenceDelta]:
-        return self.script.pop(0)()
+    def step(self, outlet: Outlet) -> list[SequenceDelta]:
+        if self.announced:
+            outlet.announce(self.announced)
+        deltas = self.script.pop(0)()
+        outlet.hand_out(deltas)
+        return deltas
 
     def store_some(self) -> bool:
         self.num_stores += 1
@@ -219,17 +225,72 @@ def test_a_question_that_breaks_is_declined_unless_it_changes_something(
     assert caplog.text.count("Traceback") == 2
 
 
-def test_statistics_leave_right_behind_the_outputs_that_end_an_answer(ends: tuple[Server, socket.socket]) -> None:
+def test_statistics_leave_once_the_steps_are_over_and_nobody_asks_for_anything(
+    ends: tuple[Server, socket.socket],
+) -> None:
+    server, theirs = ends
+    engine, got, waits = ScriptedEngine(), [], []
+    engine.script = [lambda: [delta("r", "x")], lambda: [delta("r", "y")]]
+
+    class Channel(frames.EngineChannel):
+        def wait(self, timeout_seconds: float) -> bool:
+            waits.append(timeout_seconds)
+            if len(waits) <= 3:
+                got.append([type(message) for message in server.read()])
+            if len(waits) == 1:
+                server.socket.send(frames.encode(frames.Abort("unknown")))  # no lull yet
+            elif len(waits) == 3:
+                server.leave()
+            return super().wait(0.0)
+
+    run(engine, Channel(theirs))
+    outputs, statistics = frames.StepDone, frames.Heartbeat
+    assert got == [[statistics, outputs, outputs], [], [statistics]]
+    assert waits[:2] == [process.LULL_SECONDS] * 2
+    assert waits[2] > process.LULL_SECONDS
+
+
+def test_statistics_leave_between_steps_and_questions_that_never_end(
+    ends: tuple[Server, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process, "BUSY_STATS_SECONDS", 0.0)
     server, theirs = ends
     engine, got = ScriptedEngine(), []
-    last = SequenceDelta("r", 0, "x", (1,), finish_reason="stop")
-    more = SequenceDelta("s", 0, "x", (1,))
-    engine.script = [lambda: [last, more], lambda: [more], lambda: (got.extend(server.read()), server.leave())[1]]
-    run(engine, frames.EngineChannel(theirs))
+    engine.script = [lambda: [delta("r", "x")], lambda: (got.extend(server.read()), [])[1]]
+
+    class Channel(frames.EngineChannel):
+        num_waits = 0
+
+        def wait(self, timeout_seconds: float) -> bool:
+            self.num_waits += 1
+            if self.num_waits == 2:
+                got.extend(server.read())
+                server.leave()
+            elif self.num_waits < 2:
+                server.socket.send(frames.encode(frames.Abort("unknown")))
+            return super().wait(0.0)
+
+    run(engine, Channel(theirs))
     outputs, statistics = frames.StepDone, frames.Heartbeat
-    assert [type(message) for message in got[:3]] == [statistics, outputs, statistics]
-    assert isinstance(got[3], outputs)  # which ends nothing
+    assert [type(message) for message in got] == [statistics, outputs, statistics, outputs, statistics]
     assert got[0].longest_step_seconds == 0.0 < got[2].longest_step_seconds
+
+
+def test_first_outputs_are_announced_before_they_come_unless_they_are_a_crowd(
+    ends: tuple[Server, socket.socket],
+) -> None:
+    server, theirs = ends
+    engine, got = ScriptedEngine(), []
+
+    def crowd() -> list[SequenceDelta]:
+        engine.announced = [str(number) for number in range(process.MAX_ANNOUNCED + 1)]
+        return [delta("r", "x")]
+
+    engine.announced = ["r", "s"]
+    engine.script = [crowd, lambda: [], lambda: (got.extend(server.read()), server.leave())[1]]
+    run(engine, frames.EngineChannel(theirs))
+    steps = [message for message in got if not isinstance(message, frames.Heartbeat)]
+    assert steps == [frames.Imminent(("r", "s")), frames.StepDone((delta("r", "x"),)), frames.StepDone(())]
 
 
 def test_an_idle_loop_looks_after_the_house_with_each_heartbeat(
@@ -258,13 +319,14 @@ def test_the_accounts_are_checked_whenever_the_loop_has_nothing_to_do_not_only_a
     checks_before_waiting: list[int] = []
 
     class Channel(frames.EngineChannel):
-        def wait(self, timeout_seconds: float) -> None:
+        def wait(self, timeout_seconds: float) -> bool:
             checks_before_waiting.append(engine.num_idle_checks)
-            server.leave()
-            super().wait(0.0)
+            if len(checks_before_waiting) == 2:
+                server.leave()
+            return super().wait(0.0)
 
     run(engine, Channel(theirs))
-    assert checks_before_waiting[0] == 1
+    assert checks_before_waiting[:2] == [0, 1]  # the first looks whether something else comes at once
     assert engine.num_rests == 0
 
 
