@@ -125,6 +125,7 @@ class StepLoop:
         self._turn_time = self._progress_time  # when this turn of the loop began
         self._longest_step_seconds = 0.0
         self._owes_stats = False  # steps ran since the last heartbeat
+        self._owes_end = False  # and one of them ended an answer
         self._may_store = False  # steps ran since a tier was last given all that is cached
 
     def run(self) -> None:
@@ -143,6 +144,8 @@ class StepLoop:
                 self._idle()
 
     def _step(self) -> None:
+        if self._owes_end:  # who asks what ended would wait for this step, which may be long
+            self._send_heartbeat()
         began = time.monotonic()
         self._timed_step()
         ended = time.monotonic()
@@ -213,7 +216,7 @@ class StepLoop:
 
     def _send_heartbeat(self) -> None:
         self._heartbeat_time = time.monotonic()
-        self._owes_stats = False
+        self._owes_stats = self._owes_end = False
         self._channel.send(frames.Heartbeat(self._engine.stats(), self._longest_step_seconds))
 
     def announce(self, request_ids: list[str]) -> None:
@@ -223,6 +226,7 @@ class StepLoop:
 
     def hand_out(self, deltas: Sequence[SequenceDelta]) -> None:
         """One frame a step, which is a sign of life even when empty; several where one would be too large."""
+        self._owes_end = self._owes_end or any(delta.finish_reason is not None for delta in deltas)
         try:
             self._channel.send(frames.StepDone(tuple(deltas)))
         except TooLarge:

@@ -250,6 +250,27 @@ def test_statistics_leave_once_the_steps_are_over_and_nobody_asks_for_anything(
     assert waits[2] > process.LULL_SECONDS
 
 
+@pytest.mark.parametrize("comes_in_the_lull", [False, True])
+def test_statistics_that_count_an_end_leave_before_the_next_step_which_may_be_long(
+    ends: tuple[Server, socket.socket], comes_in_the_lull: bool
+) -> None:
+    server, theirs = ends
+    engine, got = ScriptedEngine(), []
+    more = [lambda: [delta("s", "x")], lambda: (got.extend(server.read()), server.leave(), [])[2]]
+    engine.script = [lambda: [SequenceDelta("r", 0, "x", (1,), finish_reason="stop"), delta("s", "x")]]
+    engine.script += [] if comes_in_the_lull else more
+
+    class Channel(frames.EngineChannel):
+        def wait(self, timeout_seconds: float) -> bool:
+            engine.script += more
+            server.socket.send(frames.encode(frames.Abort("unknown")))
+            return super().wait(timeout_seconds)
+
+    run(engine, Channel(theirs))
+    outputs, statistics = frames.StepDone, frames.Heartbeat
+    assert [type(message) for message in got] == [statistics, outputs, statistics, outputs]  # the last ended nothing
+
+
 def test_statistics_leave_between_steps_and_questions_that_never_end(
     ends: tuple[Server, socket.socket], monkeypatch: pytest.MonkeyPatch
 ) -> None:
