@@ -41,6 +41,7 @@ MAX_ALL_ARRAY_ELEMENTS: Final = 1 << 22
 MAX_DIMS: Final = 4
 MAX_ALIGNMENT: Final = 65_536
 DEFAULT_ALIGNMENT: Final = 32
+_MAX_PATH_CHARS: Final = 4096  # the system's own limit: a path that is cut tells nobody where to look
 
 # Value types by number: (name, struct format); 8 is a string and 9 an array.
 _SCALARS: Final[dict[int, tuple[str, str]]] = {
@@ -115,7 +116,8 @@ def map_file(path: Path) -> mmap.mmap:
                 raise ModelFileError(f"{path}: the file is empty")
             return mmap.mmap(file.fileno(), status.st_size, access=mmap.ACCESS_READ)
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
-        raise ModelFileError(f"{printable(str(path))}: cannot be read: {describe_os_error(error)}") from error
+        shown = printable(str(path), _MAX_PATH_CHARS)
+        raise ModelFileError(f"{shown}: cannot be read: {describe_os_error(error)}") from error
 
 
 def describe_os_error(error: Exception) -> str:
