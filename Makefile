@@ -12,6 +12,8 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 MODEL  ?= smollm2
+# Two at once: much of the suite waits for servers. A file's tests stay together, since some share what they load.
+TOGETHER := -n 2 --dist loadfile
 NATIVE := CMakeLists.txt pyproject.toml $(shell find native -type f)
 
 .PHONY: install serve test test-long test-clients test-sanitize test-security test-parity audit lint typecheck bench dist docs clean
@@ -37,7 +39,7 @@ serve: install
 
 test: $(VENV)/.installed-test
 	$(BIN)/octavo pull smollm2
-	$(BIN)/python -m pytest -m "not long and not parity and not dist and not clients" --ignore tests/security $(ARGS)
+	$(BIN)/python -m pytest $(TOGETHER) -m "not long and not parity and not dist and not clients" --ignore tests/security $(ARGS)
 
 test-long: $(VENV)/.installed-test
 	$(BIN)/octavo pull smollm2
