@@ -37,6 +37,7 @@ PROGRESS_SECONDS: Final = 0.1
 LAST_WORDS_SECONDS: Final = 1.0
 STALL_WAIT_SECONDS: Final = 0.005  # before asking again a scheduler that has requests but no plan
 LULL_SECONDS: Final = 0.001  # without a message, before statistics leave that say how the last steps ended
+LONG_PROMPT_TOKENS: Final = 64  # a step that reads so many may be long: nothing that is owed waits for it
 QUIET_SECONDS: Final = 0.02  # without a message, before some cached blocks are given to a tier
 STALL_LIMIT_SECONDS: Final = 30.0  # so long without a plan, with requests waiting, is a fault of ours
 MAX_ANNOUNCED: Final = 4  # first outputs of a step
@@ -125,7 +126,7 @@ class StepLoop:
         self._turn_time = self._progress_time  # when this turn of the loop began
         self._longest_step_seconds = 0.0
         self._owes_stats = False  # steps ran since the last heartbeat
-        self._owes_end = False  # and one of them ended an answer
+        self._owes_end = False  # one of them ended an answer
         self._may_store = False  # steps ran since a tier was last given all that is cached
 
     def run(self) -> None:
@@ -144,8 +145,8 @@ class StepLoop:
                 self._idle()
 
     def _step(self) -> None:
-        if self._owes_end:  # who asks what ended would wait for this step, which may be long
-            self._send_heartbeat()
+        if self._owes_end and self._engine.scheduler.num_waiting_tokens >= LONG_PROMPT_TOKENS:
+            self._send_heartbeat()  # who asks what ended would wait for this step
         began = time.monotonic()
         self._timed_step()
         ended = time.monotonic()

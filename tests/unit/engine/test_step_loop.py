@@ -34,7 +34,8 @@ class ScriptedEngine:
         self.num_idle_checks = 0
         self.num_rests = 0
         self.num_stores = 0
-        self.control = self
+        self.control = self.scheduler = self
+        self.num_waiting_tokens = 0
         self.announced: list[str] = []
 
     def live(self, limit: int) -> tuple[list[LiveRequest], int]:
@@ -251,11 +252,13 @@ def test_statistics_leave_once_the_steps_are_over_and_nobody_asks_for_anything(
 
 
 @pytest.mark.parametrize("comes_in_the_lull", [False, True])
-def test_statistics_that_count_an_end_leave_before_the_next_step_which_may_be_long(
-    ends: tuple[Server, socket.socket], comes_in_the_lull: bool
+@pytest.mark.parametrize("num_waiting_tokens", [process.LONG_PROMPT_TOKENS - 1, process.LONG_PROMPT_TOKENS])
+def test_statistics_that_count_an_end_leave_before_a_long_prompt_is_read(
+    ends: tuple[Server, socket.socket], num_waiting_tokens: int, comes_in_the_lull: bool
 ) -> None:
     server, theirs = ends
     engine, got = ScriptedEngine(), []
+    engine.num_waiting_tokens = num_waiting_tokens
     more = [lambda: [delta("s", "x")], lambda: (got.extend(server.read()), server.leave(), [])[2]]
     engine.script = [lambda: [SequenceDelta("r", 0, "x", (1,), finish_reason="stop"), delta("s", "x")]]
     engine.script += [] if comes_in_the_lull else more
@@ -268,7 +271,8 @@ def test_statistics_that_count_an_end_leave_before_the_next_step_which_may_be_lo
 
     run(engine, Channel(theirs))
     outputs, statistics = frames.StepDone, frames.Heartbeat
-    assert [type(message) for message in got] == [statistics, outputs, statistics, outputs]  # the last ended nothing
+    between = [statistics] if num_waiting_tokens >= process.LONG_PROMPT_TOKENS else []
+    assert [type(message) for message in got] == [statistics, outputs, *between, outputs]  # the last ended nothing
 
 
 def test_statistics_leave_between_steps_and_questions_that_never_end(
