@@ -96,12 +96,12 @@ def validate(schema: type[Schema], data: dict[str, Any], unknown: UnknownNames) 
 
 def _unknown_in(schema: type[BaseModel], data: Mapping[str, Any]) -> Iterator[str]:
     """Names that the schema lacks, also inside the objects that its fields hold: `options.name`."""
-    fields = _wire_fields(schema)
+    fields, objects = _wire_fields(schema), _object_fields(schema)
     for name, value in data.items():
-        if (field := fields.get(name)) is None:
+        if name not in fields:
             yield name
-        elif isinstance(value, dict) and (inner := _object_in(field)) is not None:
-            yield from (f"{name}.{each}" for each in _unknown_in(inner, value))
+        elif isinstance(value, dict) and name in objects:
+            yield from (f"{name}.{each}" for each in _unknown_in(objects[name], value))
 
 
 @functools.cache
@@ -109,29 +109,31 @@ def _wire_fields(schema: type[BaseModel]) -> dict[str, FieldInfo]:
     return {field.alias or name: field for name, field in schema.model_fields.items()}
 
 
-def check_neutral(schema: type[BaseModel], present: Mapping[str, Any]) -> None:
-    """Raises BadRequest naming the first field that this server does not implement and that asks for something; also
-    inside the objects that a field holds."""
-    looked_into = _looked_into(schema)
-    for name, value in present.items():
-        if (what := looked_into.get(name)) is None:
-            continue
-        if isinstance(what, FieldInfo):
-            _check_neutral(name, value, neutral_values(what) or [], neutral_reason(what))
-        elif isinstance(value, dict):
-            _check_inside(name, what, value)
+@functools.cache
+def _object_fields(schema: type[BaseModel]) -> dict[str, type[BaseModel]]:
+    """Those that hold objects of one kind, with the object's schema."""
+    fields = _wire_fields(schema).items()
+    return {name: inner for name, field in fields if (inner := _object_in(field)) is not None}
 
 
 @functools.cache
-def _looked_into(schema: type[BaseModel]) -> dict[str, FieldInfo | type[BaseModel]]:
-    """The fields that are not implemented, and those that hold objects, with the object's schema."""
-    found: dict[str, FieldInfo | type[BaseModel]] = {}
-    for name, field in schema.model_fields.items():
-        if neutral_values(field) is not None:
-            found[name] = field
-        elif (inner := _object_in(field)) is not None:
-            found[name] = inner
-    return found
+def _neutral_fields(schema: type[BaseModel]) -> dict[str, tuple[list[Any], str]]:
+    """Those that are not implemented: the values they take, and why."""
+    fields = _wire_fields(schema).items()
+    return {
+        name: (values, neutral_reason(field)) for name, field in fields if (values := neutral_values(field)) is not None
+    }
+
+
+def check_neutral(schema: type[BaseModel], present: Mapping[str, Any]) -> None:
+    """Raises BadRequest naming the first field that this server does not implement and that asks for something; also
+    inside the objects that a field holds."""
+    neutral, objects = _neutral_fields(schema), _object_fields(schema)
+    for name, value in present.items():
+        if name in neutral:
+            _check_neutral(name, value, *neutral[name])
+        elif isinstance(value, dict) and name in objects:
+            _check_inside(name, objects[name], value)
 
 
 def _object_in(field: FieldInfo) -> type[BaseModel] | None:
