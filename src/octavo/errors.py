@@ -105,7 +105,7 @@ def retry_after_seconds(seconds: float) -> int:
 
 def check_whole(name: str, value: object, low: int, high: int | None = None, *, param: str | None = None) -> None:
     """Raises BadRequest unless it is from `low` to `high`; `param` where that is not the name."""
-    if type(value) is not int and (not isinstance(value, int) or isinstance(value, bool)):
+    if not isinstance(value, int) or isinstance(value, bool):
         raise BadRequest(f"{name} must be a whole number", param=param or name)
     if value < low or (high is not None and value > high):
         bounds = f"at least {low}" if high is None else f"from {low} to {high}"

@@ -215,18 +215,15 @@ class SamplingParams:
         """A lone string would otherwise be read as its letters."""
         for name in ("stop", "stop_token_ids", "allowed_token_ids", "bad_words", "logprob_token_ids"):
             value: Any = getattr(self, name)
-            if type(value) is tuple:
-                continue
             if name in ("stop", "bad_words") and isinstance(value, str):
                 value = (value,)
             if value is not None and not isinstance(value, list | tuple):
                 raise BadRequest(f"{name} must be a list", param=name)
             object.__setattr__(self, name, tuple(value or ()))
         bias: Any = self.logit_bias
-        if bias is None:
-            object.__setattr__(self, "logit_bias", {})
-        elif type(bias) is not dict and not isinstance(bias, Mapping):
+        if bias is not None and not isinstance(bias, Mapping):
             raise BadRequest("logit_bias must map token ids to numbers", param="logit_bias")
+        object.__setattr__(self, "logit_bias", {} if bias is None else bias)
 
     @property
     def num_samples(self) -> int:
@@ -292,7 +289,7 @@ class SamplingParams:
 
 
 def _real(name: str, value: object, low: float, high: float, *, open_low: bool = False) -> None:
-    if type(value) is not float and (not isinstance(value, int | float) or isinstance(value, bool)):
+    if not isinstance(value, int | float) or isinstance(value, bool):
         raise BadRequest(f"{name} must be a number", param=name)
     if not ((low < value if open_low else low <= value) and value <= high):  # nor is NaN
         above = "above" if open_low else "from"
