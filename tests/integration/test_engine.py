@@ -14,7 +14,6 @@ from octavo.engine.engine import Engine, EngineRequest
 from octavo.engine.step_times import STEP_PARTS
 from octavo.errors import BadRequest, QueueFull
 from octavo.loading.fake_tokenizer import FakeTokenizer
-from octavo.outputs import SequenceDelta
 from octavo.sampling_params import SamplingParams
 from support.engines import EOS, Answers, ask, assert_drained, make_engine, run
 
@@ -402,51 +401,3 @@ def test_the_counters_add_up() -> None:
     assert min(stats.step_part_seconds.values()) >= 0
     assert sum(stats.step_part_seconds.values()) >= stats.step_seconds * (1 - 1e-9)
     assert stats.num_integrity_failures == 0
-
-
-class Heard:
-    """An outlet that looks at the engine's records each time."""
-
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
-        self.news: list[tuple[str, list[str], list[int]]] = []
-
-    def announce(self, request_ids: list[str]) -> None:
-        self._note("announced", request_ids)
-
-    def hand_out(self, deltas: list[SequenceDelta]) -> None:
-        self._note("handed out", [each.request_id for each in deltas])
-
-    def _note(self, what: str, request_ids: list[str]) -> None:
-        num_recorded = [self.engine.describe(name, None)[0].samples[0].num_tokens for name in request_ids]
-        self.news.append((what, request_ids, num_recorded))
-
-
-def test_outputs_are_announced_before_they_are_committed_and_leave_before_they_are_recorded() -> None:
-    engine = make_engine()
-    heard = Heard(engine)
-    engine.add_request(ask("a", "one prompt", max_tokens=2))
-    engine.add_request(ask("b", "and another", max_tokens=2))
-    made = []
-    while engine.has_unfinished:
-        made.append(engine.step(heard))
-    assert heard.news == [
-        ("announced", ["a", "b"], [0, 0]),
-        ("handed out", ["a", "b"], [0, 0]),
-        ("handed out", ["a", "b"], [1, 1]),
-    ]
-    assert [[each.request_id for each in deltas] for deltas in made] == [["a", "b"]] * 2
-    assert_drained(engine)
-
-
-def test_of_a_prompt_read_in_pieces_the_last_is_announced_and_one_that_comes_back_is_not() -> None:
-    engine = make_engine(max_num_batched_tokens=8, num_blocks=32)
-    heard = Heard(engine)
-    for name in "abc":
-        engine.add_request(ask(name, name * 20, max_tokens=60))
-    while engine.has_unfinished:
-        engine.step(heard)
-    announced = [name for what, names, _ in heard.news if what == "announced" for name in names]
-    assert sorted(announced) == ["a", "b", "c"]
-    assert engine.stats().num_preemptions > 0
-    assert_drained(engine)

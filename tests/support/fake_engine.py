@@ -144,21 +144,22 @@ class InProcessEngine:
                 self._wake.clear()
                 await self._wake.wait()
                 continue
-            by_request: dict[str, list[SequenceDelta]] = {}
-            for delta in self.engine.step(self):
-                by_request.setdefault(delta.request_id, []).append(delta)
-            for request_id, deltas in by_request.items():
-                if request_id in self._mail:
-                    self._mail[request_id].put_nowait(deltas)
+            self.engine.step(self)
             await asyncio.sleep(0)
 
     def announce(self, request_ids: list[str]) -> None:
-        for request_id in request_ids:
-            if request_id in self._mail:
-                self._mail[request_id].put_nowait([])
+        self._deliver({request_id: [] for request_id in request_ids})
 
     def hand_out(self, deltas: list[SequenceDelta]) -> None:
-        """They are taken from the step's result."""
+        by_request: dict[str, list[SequenceDelta]] = {}
+        for delta in deltas:
+            by_request.setdefault(delta.request_id, []).append(delta)
+        self._deliver(by_request)
+
+    def _deliver(self, by_request: dict[str, list[SequenceDelta]]) -> None:
+        for request_id, deltas in by_request.items():
+            if request_id in self._mail:
+                self._mail[request_id].put_nowait(deltas)
 
 
 Script = Sequence[list[SequenceDelta] | Exception]
