@@ -33,7 +33,7 @@ JSON_ENGINE_COMMAND = (*ENGINE_COMMAND, "--log-format=json")  # what it says on 
 HEARTBEAT_LIMIT_SECONDS = 10.0
 MAX_QUESTIONS_IN_FLIGHT = 8
 QUESTION_TIMEOUT_SECONDS = 30.0  # a hung engine must not hold who looks into it
-SETTLE_SECONDS = 1.0  # for statistics that are on their way; a healthy engine needs milliseconds
+SETTLE_SECONDS = 1.0  # for statistics that are on their way; a healthy engine needs a lull, or 0.1 s
 MAX_UNSENT_BYTES = 2 * frames.MAX_FRAME_BYTES  # towards an engine that does not read
 SLOW_STEP_FACTOR = 3.0  # a large model's step may take longer than the limit; silence is judged by the longest so far
 STOP_TIMEOUT_SECONDS = 2.0  # enough for the step under way; nothing is lost with a longer one
@@ -136,8 +136,8 @@ class AsyncEngine:
         return self._stats
 
     async def settle_stats(self) -> None:
-        """Until `stats` count every answer whose end was handed out: they come right behind it. Not for long: an
-        engine that hangs in between is one that should be looked into."""
+        """Until `stats` count every answer whose end was handed out: they come when nobody asks for anything, else
+        every 0.1 s. Not for long: an engine that hangs in between is one that should be looked into."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(SETTLE_SECONDS):
                 await self._is_counted.wait()
